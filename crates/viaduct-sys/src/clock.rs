@@ -15,7 +15,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn it_goes_with_the_time() {
+    fn the_clock_advances_in_real_time() {
         let (clock, start) = (std::time::Instant::now(), super::now());
         std::thread::sleep(Duration::from_millis(20));
         let passed = Duration::from_nanos(super::now() - start);

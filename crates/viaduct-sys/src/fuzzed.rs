@@ -9,8 +9,9 @@ use crate::route::{netlink, watch};
 /// longest value among the attributes 0 to 3.
 pub fn netlink(bytes: &[u8]) -> usize {
     let all = netlink::messages(bytes).map(|(_, message)| {
-        let behind = message.get(netlink::NETFILTER_HEAD..).unwrap_or_default();
-        (0..4).filter_map(|kind| netlink::find(behind, kind)).map(<[u8]>::len).max().unwrap_or(0)
+        let attributes = message.get(netlink::NETFILTER_HEAD..).unwrap_or_default();
+        let values = (0..4).filter_map(|kind| netlink::find(attributes, kind));
+        values.map(<[u8]>::len).max().unwrap_or(0)
     });
     all.sum()
 }
@@ -48,13 +49,13 @@ mod tests {
     /// Bytes of the header of a message about a route.
     const ROUTE_HEAD: usize = 12;
 
-    /// Builds a message of `kind`: zero bytes in place of the kind's header, then an attribute with
-    /// the length field `says`, one of twelve types, and `length` random bytes.
-    fn message(kind: u16, says: u16, length: usize, seed: u64) -> Vec<u8> {
+    /// Builds a message of `kind`: a zeroed family header, then an attribute of one of twelve
+    /// types, whose length field claims `claimed_len` and whose value has `length` random bytes.
+    fn message(kind: u16, claimed_len: u16, length: usize, seed: u64) -> Vec<u8> {
         let head = if kind == NEW_ROUTE { ROUTE_HEAD } else { netlink::NETFILTER_HEAD };
         let mut bytes = vec![0; 16 + head];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
-        bytes.extend(says.to_ne_bytes());
+        bytes.extend(claimed_len.to_ne_bytes());
         bytes.extend(((seed / 3 % 12) as u16).to_ne_bytes());
         bytes.extend(noise(seed).take(length));
         let len = bytes.len() as u32;
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn parsed_fields_lie_within_the_bytes() {
+    fn parsed_fields_are_within_the_bytes() {
         let mut found = 0;
         for seed in 0..20_000 {
             let kind = [NEW_ROUTE, 3 << 8, 2, 0][seed as usize % 4];

@@ -28,7 +28,7 @@ macro_rules! plain {
 plain!(c_int, u8, u16, u64, libc::timespec, libc::ucred, libc::in_pktinfo, libc::in6_pktinfo);
 plain!(libc::sock_extended_err, libc::tpacket_auxdata, libc::tpacket_req3, libc::tpacket_stats_v3);
 
-/// The beginning of `struct tcp_info` (`linux/tcp.h`), up to the last field that is used.
+/// First fields of `struct tcp_info` (`linux/tcp.h`), up to the last field that is used.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct TcpInfo {
@@ -129,7 +129,7 @@ pub(crate) fn setsockopt_bytes(
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), length) })
 }
 
-/// Sets a socket's send buffer, limited by `net.core.wmem_max` without CAP_NET_ADMIN.
+/// Sets the size of a socket's send buffer. Without CAP_NET_ADMIN, `net.core.wmem_max` limits it.
 pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_send_buffer_size_force(&socket, bytes)
         .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, bytes))?)
@@ -154,7 +154,7 @@ pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int
     Ok(value)
 }
 
-/// Returns whether the next byte of a TCP socket is the urgent one.
+/// Returns whether the next byte of a TCP socket is the urgent byte.
 pub(crate) fn at_mark(fd: BorrowedFd<'_>) -> io::Result<bool> {
     /// Request number, the same on all architectures for which `libc` lacks it.
     const SIOCATMARK: libc::Ioctl = 0x8905;
@@ -169,7 +169,7 @@ pub(crate) fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Returns the number of bytes of a stream that were not sent yet.
+/// Returns the number of bytes of a stream that have not been sent yet.
 pub(crate) fn unsent(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, SIOCOUTQNSD)
 }

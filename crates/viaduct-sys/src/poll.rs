@@ -51,7 +51,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn a_wake_up_ends_the_sleep_and_is_used_up_by_it() {
+    fn a_wake_up_ends_only_one_sleep() {
         let waker = Arc::new(Waker::new().unwrap());
         let other = waker.clone();
         let thread = std::thread::spawn(move || other.wake());

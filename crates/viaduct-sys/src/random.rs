@@ -33,7 +33,7 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn each_call_fills_the_whole_array_anew() {
+    fn each_call_fills_the_whole_array_with_new_bytes() {
         let [one, other] = [(); 2].map(|()| super::random::<1_000>().unwrap());
         assert!(one != other && [one, other].iter().all(|bytes| bytes[968..] != [0; 32]));
     }

@@ -55,8 +55,8 @@ fn has(packet: &[u8], option: &[u8]) -> bool {
 /// Connects with the option, and waits until the connect succeeds or fails.
 fn connect(program: &SynOption, to: SocketAddr) -> TcpStream {
     let options = TcpOptions::default();
-    let telling = SynContent::Option(program, &OPTION);
-    let (stream, _) = tcp::connect_with(to, None, options, telling).unwrap();
+    let content = SynContent::Option(program, &OPTION);
+    let (stream, _) = tcp::connect_with(to, None, options, content).unwrap();
     stream.set_nonblocking(false).unwrap();
     stream
 }
@@ -74,10 +74,10 @@ fn the_option_passes_a_router_and_a_server_that_does_not_know_it_ignores_it() {
         (tap, tcp::listen(socket("10.9.0.2:80"), 8, options).unwrap())
     });
     listener.set_nonblocking(false).unwrap();
-    let (mut told, mut plain) = host.run(|| {
+    let (mut with_option, mut plain) = host.run(|| {
         let program = SynOption::attach().unwrap();
-        let told = connect(&program, socket("10.9.0.2:80"));
-        (told, TcpStream::connect("10.9.0.2:80").unwrap())
+        let with_option = connect(&program, socket("10.9.0.2:80"));
+        (with_option, TcpStream::connect("10.9.0.2:80").unwrap())
     });
     let mut accepted = [0, 1].map(|_| listener.accept().unwrap().0);
     assert!(has(&next_syn(&tap), &OPTION), "the first SYN lacks the option");
@@ -85,7 +85,7 @@ fn the_option_passes_a_router_and_a_server_that_does_not_know_it_ignores_it() {
     assert!(has(&tcp::saved_syn(&accepted[0]).unwrap(), &OPTION));
     assert!(tcp::saved_syn(&accepted[0]).unwrap().is_empty(), "the SYN is returned twice");
     assert!(!has(&tcp::saved_syn(&accepted[1]).unwrap(), &OPTION));
-    for (client, server) in [&mut told, &mut plain].into_iter().zip(&mut accepted) {
+    for (client, server) in [&mut with_option, &mut plain].into_iter().zip(&mut accepted) {
         client.write_all(b"through").unwrap();
         let mut got = [0; 7];
         server.read_exact(&mut got).unwrap();
@@ -94,7 +94,7 @@ fn the_option_passes_a_router_and_a_server_that_does_not_know_it_ignores_it() {
 }
 
 #[test]
-fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
+fn retransmitted_syns_have_the_option_until_it_is_cleared() {
     if !is_root() {
         return;
     }
@@ -103,15 +103,15 @@ fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
             add rule inet t in tcp dport 80 drop'");
         let tap = tap(&[80, 81]);
         let program = SynOption::attach().unwrap();
-        let telling = SynContent::Option(&program, &OPTION);
+        let content = SynContent::Option(&program, &OPTION);
         let options = TcpOptions::default();
-        let begin = |to| tcp::connect_with(socket(to), None, options, telling).unwrap().0;
+        let begin = |to| tcp::connect_with(socket(to), None, options, content).unwrap().0;
         let waits = begin("127.0.0.1:80");
         assert!(has(&next_syn(&tap), &OPTION));
         assert!(has(&next_syn(&tap), &OPTION), "not in the first retransmission");
         program.clear(waits.as_fd());
         assert!(!has(&next_syn(&tap), &OPTION), "still in the second retransmission");
-        // If the connect is refused, the entry stays until the caller removes it; it does no harm.
+        // If the connect is refused, the entry does no harm, and stays until the caller removes it.
         let refused = begin("127.0.0.1:81");
         assert!(has(&next_syn(&tap), &OPTION));
         drop(refused);
@@ -119,7 +119,7 @@ fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
 }
 
 #[test]
-fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know_it() {
+fn data_in_a_syn_is_on_the_wire_and_is_sent_again_if_the_server_does_not_acknowledge_it() {
     if !is_root() {
         return;
     }
@@ -127,9 +127,9 @@ fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know
         for at in ["127.0.0.1:80", "[::1]:80"] {
             let tap = tap(&[80]);
             let listener = TcpListener::bind(at).unwrap();
-            let telling = SynContent::Data(b"before all else, ");
+            let content = SynContent::Data(b"before all else, ");
             let (stream, said) =
-                tcp::connect_with(socket(at), None, TcpOptions::default(), telling).unwrap();
+                tcp::connect_with(socket(at), None, TcpOptions::default(), content).unwrap();
             assert_eq!(said, 17);
             assert!(next_syn(&tap).ends_with(b"before all else, "));
             let (mut accepted, _) = listener.accept().unwrap();
@@ -142,10 +142,10 @@ fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know
         }
         sh("echo 0 > /proc/sys/net/ipv4/tcp_fastopen");
         let listener = TcpListener::bind("127.0.0.1:82").unwrap();
-        let telling = SynContent::Data(b"later");
+        let content = SynContent::Data(b"later");
         let options = TcpOptions::default();
         let to = socket("127.0.0.1:82");
-        let (_stream, said) = tcp::connect_with(to, None, options, telling).unwrap();
+        let (_stream, said) = tcp::connect_with(to, None, options, content).unwrap();
         assert_eq!(said, 0, "data in the SYN although Fast Open is off");
         listener.accept().unwrap();
     });
@@ -226,9 +226,9 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn only_a_cgroups_programs_are_steered_if_it_is_named() {
+fn only_programs_of_the_given_cgroup_are_steered() {
     let Some(cgroup) = Cgroup::new().filter(|_| is_root()) else {
-        eprintln!("skipped: making a cgroup needs root and cgroup version 2");
+        eprintln!("skipped: creating a cgroup needs root and cgroup version 2");
         return;
     };
     let path = cgroup.0.clone();

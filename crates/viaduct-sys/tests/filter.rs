@@ -38,9 +38,9 @@ fn send(host: &Host, from: &str, to: &str, payload: usize) {
     });
 }
 
-/// Waits until `count` packets are captured, and a moment for surplus ones. Returns direction,
-/// protocol and length of all. Leaves out neighbour discovery, which the filter accepts as it is
-/// between the two sites' addresses.
+/// Waits until `count` packets are captured, and another 50 ms for surplus packets. Returns the
+/// direction, protocol and length of each. Leaves out neighbour discovery, which the filter accepts
+/// because it is between addresses of the two sites.
 fn seen(ring: &mut Ring, count: usize) -> Vec<(Direction, u8, usize)> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut seen = Vec::new();
@@ -60,7 +60,7 @@ fn seen(ring: &mut Ring, count: usize) -> Vec<(Direction, u8, usize)> {
 }
 
 #[test]
-fn only_what_is_between_the_sites_or_for_us_is_seen() {
+fn only_packets_between_the_sites_or_to_us_are_captured() {
     if !is_root() {
         return;
     }
@@ -82,7 +82,7 @@ fn only_what_is_between_the_sites_or_for_us_is_seen() {
     assert_eq!(seen(&mut ring, 1), [(Incoming, 17, 100)]);
     send(&left, "[fd09::1]", "[fd09::2]:9", 52);
     assert_eq!(seen(&mut ring, 1), [(Outgoing, 17, 100)]);
-    // Packets that are not captured are followed by a shorter one that is.
+    // Packets that are not captured are followed by a shorter packet that is captured.
     send(&left, "10.9.0.1", "10.9.0.52:9", 72);
     send(&left, "10.9.0.51", "10.9.0.2:9", 72);
     send(&right, "10.9.0.52", "10.9.0.1:9", 72);
@@ -99,7 +99,7 @@ fn only_what_is_between_the_sites_or_for_us_is_seen() {
 }
 
 #[test]
-fn packets_of_a_vlan_are_not_those_of_its_interface() {
+fn packets_of_a_vlan_are_not_captured_on_the_underlying_interface() {
     if !is_root() {
         return;
     }
@@ -139,7 +139,7 @@ fn send_raw(name: &str, frame: &[u8]) {
 }
 
 #[test]
-fn the_longest_programs_are_taken_by_the_kernel() {
+fn the_kernel_accepts_the_longest_programs() {
     if !is_root() {
         return;
     }

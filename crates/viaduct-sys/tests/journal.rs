@@ -40,9 +40,9 @@ fn change_everything(path: &Path) -> Changes {
     changes.offload_off("va").expect("offload");
     changes.route_mtu((ip("10.2.0.0"), 16), "va", 1400).expect("route");
     changes.route_mtu((ip("10.9.0.0"), 24), "va", 1400).expect("connected route");
-    changes.route_mtu((ip("10.7.0.0"), 16), "va", 1400).expect("route by the default");
+    changes.route_mtu((ip("10.7.0.0"), 16), "va", 1400).expect("route through the default gateway");
     changes.route_mtu((ip("fd02::"), 48), "va", 1400).expect("route");
-    changes.route_mtu((ip("fd07::"), 16), "va", 1400).expect("route by the default");
+    changes.route_mtu((ip("fd07::"), 16), "va", 1400).expect("route through the default gateway");
     changes.mss_clamp(clamp()).expect("clamp");
     changes.sysctl("net/ipv4/conf/va/rp_filter", "2").expect("sysctl");
     changes
@@ -97,7 +97,7 @@ fn assert_changed(now: &str) {
 }
 
 #[test]
-fn offloads_that_are_switched_on_later_are_switched_off_and_put_back() {
+fn offloads_that_are_switched_on_later_are_switched_off_and_restored() {
     if !is_root() {
         return;
     }
@@ -121,7 +121,7 @@ fn offloads_that_are_switched_on_later_are_switched_off_and_put_back() {
 }
 
 #[test]
-fn everything_is_put_back_by_restore_and_by_drop() {
+fn restore_and_drop_undo_everything() {
     if !is_root() {
         return;
     }
@@ -153,7 +153,7 @@ fn the_killed_owner() {
 }
 
 #[test]
-fn the_next_start_after_a_kill_puts_everything_back() {
+fn the_next_start_after_a_kill_undoes_everything() {
     if !is_root() {
         return;
     }
@@ -279,7 +279,7 @@ fn mss(ring: &mut Ring, port: u16, direction: Direction) -> u16 {
 }
 
 #[test]
-fn segment_sizes_are_lowered_both_ways_and_never_raised() {
+fn segment_sizes_are_lowered_in_both_directions_and_never_raised() {
     if !is_root() {
         return;
     }

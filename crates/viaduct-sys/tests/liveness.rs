@@ -49,7 +49,7 @@ fn drop_everything() {
 }
 
 /// Waits until the connection fails, with the required calls of [`ZeroWindow::look`]. Returns the
-/// time until then.
+/// time until the failure.
 fn ends(stream: &TcpStream) -> Duration {
     let (start, mut window) = (Instant::now(), ZeroWindow::default());
     while start.elapsed() < LATE {
@@ -64,7 +64,7 @@ fn ends(stream: &TcpStream) -> Duration {
 }
 
 #[test]
-fn an_idle_peer_that_vanishes_is_noticed() {
+fn an_idle_peer_that_vanishes_is_detected() {
     if common::is_root() {
         common::in_namespace(|| {
             let (client, _server) = pair();
@@ -75,7 +75,7 @@ fn an_idle_peer_that_vanishes_is_noticed() {
 }
 
 #[test]
-fn a_peer_that_vanishes_with_unacknowledged_data_is_noticed() {
+fn a_peer_that_vanishes_with_unacknowledged_data_is_detected() {
     if common::is_root() {
         common::in_namespace(|| {
             let (mut client, _server) = pair();
@@ -87,7 +87,7 @@ fn a_peer_that_vanishes_with_unacknowledged_data_is_noticed() {
 }
 
 #[test]
-fn a_shut_window_lasts_until_its_peer_vanishes() {
+fn a_connection_with_a_zero_window_lasts_until_the_peer_vanishes() {
     if common::is_root() {
         common::in_namespace(|| {
             let (mut client, mut server) = pair();
@@ -110,7 +110,7 @@ fn a_shut_window_lasts_until_its_peer_vanishes() {
 }
 
 #[test]
-fn a_shut_window_that_is_looked_at_late_lasts() {
+fn a_connection_lasts_even_if_its_zero_window_is_noticed_late() {
     if common::is_root() {
         common::in_namespace(|| {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -135,7 +135,7 @@ fn a_shut_window_that_is_looked_at_late_lasts() {
 
 /// Checks that [`ZeroWindow`] is needed: without it the kernel ends a live connection.
 #[test]
-fn the_kernel_alone_ends_a_shut_window() {
+fn the_kernel_alone_ends_a_connection_with_a_zero_window() {
     if common::is_root() {
         common::in_namespace(|| {
             let (mut client, _server) = pair();

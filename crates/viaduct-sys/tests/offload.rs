@@ -16,7 +16,7 @@ use viaduct_sys::capture::offload::{OffloadError, OffloadState};
 use viaduct_sys::capture::ring::{Direction, Ring, RingConfig};
 
 #[test]
-fn ethtool_sees_them_go_and_come_back() {
+fn ethtool_shows_that_offloads_are_switched_off_and_restored() {
     if !is_root() {
         return;
     }
@@ -63,14 +63,15 @@ struct Seen {
     /// Packets whose checksum is missing.
     unready: usize,
     /// Packets for which the offset of the missing checksum is reported.
-    told: usize,
+    reported: usize,
     /// Packets that are still to be segmented.
-    cut: usize,
+    unsegmented: usize,
     /// Maximum bytes of data in a segment of these packets.
     segment: u16,
 }
 
-/// Sends 8 MiB over TCP from host to server. Returns the counts of its packets at the tap.
+/// Sends 8 MiB over TCP from host to server. Returns the counts of the connection's packets at the
+/// tap.
 fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
     const BYTES: usize = 8 << 20;
     let listener = server.run(|| TcpListener::bind("10.9.0.2:0").expect("bind"));
@@ -101,9 +102,9 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
                 seen.longest = seen.longest.max(frame.original_len());
             }
             seen.unready += usize::from(!frame.checksum_ready());
-            seen.told += usize::from(frame.checksum() == Some((20, 16)));
+            seen.reported += usize::from(frame.checksum() == Some((20, 16)));
             if let Some(segment) = frame.segment() {
-                seen.cut += 1;
+                seen.unsegmented += 1;
                 seen.segment = seen.segment.max(segment.get());
             }
             if frame.checksum_ready() && !frame.truncated() {
@@ -132,7 +133,7 @@ fn tcp_checksum(packet: &[u8]) -> u16 {
 }
 
 #[test]
-fn with_all_off_a_tap_sees_the_packets_of_the_wire() {
+fn with_offloads_off_a_tap_captures_the_packets_on_the_wire() {
     if !is_root() {
         return;
     }
@@ -142,7 +143,7 @@ fn with_all_off_a_tap_sees_the_packets_of_the_wire() {
     let mut ring = open(RingConfig { max_packet: 65535, bytes: 64 << 20 });
     let seen = transfer(&host, &server, &mut ring);
     assert!(seen.longest > 1500 && seen.unready > 0, "offloads were off: {seen:?}");
-    assert_eq!((seen.told, seen.cut), (0, 0), "offloads reported without a request");
+    assert_eq!((seen.reported, seen.unsegmented), (0, 0), "offloads reported without a request");
 
     gateway.run(|| OffloadState::read("va").expect("read").switch_off().expect("switch off"));
     // On a veth pair, packets arrive as the other end has sent them.
@@ -156,7 +157,7 @@ fn with_all_off_a_tap_sees_the_packets_of_the_wire() {
 }
 
 #[test]
-fn with_all_on_a_tap_says_what_is_left_to_do() {
+fn with_offloads_on_a_tap_reports_the_work_that_is_left_to_the_device() {
     if !is_root() {
         return;
     }
@@ -175,7 +176,7 @@ fn with_all_on_a_tap_says_what_is_left_to_do() {
         Ring::open_with_offloads("va", config, &program).expect("ring")
     });
     let seen = transfer(&host, &server, &mut ring);
-    assert!(seen.longest > 1500 && seen.cut > 0 && seen.unready > 0, "{seen:?}");
-    assert_eq!((seen.told, seen.segment), (seen.unready, 1448), "{seen:?}");
+    assert!(seen.longest > 1500 && seen.unsegmented > 0 && seen.unready > 0, "{seen:?}");
+    assert_eq!((seen.reported, seen.segment), (seen.unready, 1448), "{seen:?}");
     assert_eq!(ring.drops(), 0);
 }

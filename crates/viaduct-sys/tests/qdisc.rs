@@ -24,7 +24,7 @@ fn send(host: &Host, count: usize) {
 }
 
 #[test]
-fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
+fn drops_are_counted_once_and_a_new_discipline_starts_at_zero() {
     if !is_root() {
         return;
     }
@@ -35,7 +35,7 @@ fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
     replace(&left, "tbf rate 1mbit burst 3k limit 10k");
     assert_eq!(queue.take_drops(), 0);
     send(&left, 100);
-    // Some fit into the queue, and some are sent meanwhile.
+    // Some datagrams fit into the queue, and some are sent meanwhile.
     let dropped = queue.take_drops();
     assert!((60..=95).contains(&dropped), "{dropped}");
     assert_eq!(queue.take_drops(), 0);
@@ -48,7 +48,7 @@ fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
 }
 
 #[test]
-fn a_place_for_rules_about_received_packets_is_noticed() {
+fn a_discipline_for_received_packets_is_detected() {
     if !is_root() {
         return;
     }

@@ -104,7 +104,7 @@ fn send(socket: &UdpSocket, numbers: std::ops::Range<u32>) {
 }
 
 #[test]
-fn a_full_ring_counts_what_it_drops_and_goes_on() {
+fn a_full_ring_counts_its_drops_and_captures_later_packets() {
     if !is_root() {
         return;
     }
@@ -116,7 +116,7 @@ fn a_full_ring_counts_what_it_drops_and_goes_on() {
     while let Some(frame) = ring.next() {
         assert!(!frame.follows_gap(), "a gap before the first drop");
         if let Some(number) = number(&frame, 9) {
-            assert_eq!(number, next, "not the oldest packets were kept");
+            assert_eq!(number, next, "the ring has not kept the oldest packets");
             next += 1;
         }
     }
@@ -130,7 +130,7 @@ fn a_full_ring_counts_what_it_drops_and_goes_on() {
 }
 
 #[test]
-fn a_gap_is_reported_where_it_is() {
+fn a_gap_is_reported_at_its_position() {
     if !is_root() {
         return;
     }
@@ -158,7 +158,7 @@ fn a_gap_is_reported_where_it_is() {
 }
 
 #[test]
-fn long_packets_are_cut_and_say_so() {
+fn long_packets_are_truncated_and_reported_as_truncated() {
     if !is_root() {
         return;
     }
@@ -193,7 +193,7 @@ fn long_packets_are_cut_and_say_so() {
 }
 
 #[test]
-fn unknown_interfaces_and_links_that_fall_are_reported() {
+fn unknown_interfaces_and_links_that_go_down_are_reported() {
     if !is_root() {
         return;
     }
@@ -237,7 +237,7 @@ fn numbers(rings: &mut [Ring], port: u16) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn each_packet_goes_to_one_tap_of_a_group_by_its_addresses_or_its_own_number() {
+fn each_packet_goes_to_one_tap_of_a_group_by_its_addresses_or_its_share_number() {
     if !is_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! SYNs held by the kernel until a verdict: at a local listener, and on the path to one.
+//! SYNs held by the kernel until a verdict: at a local listener, and on the forwarding path.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -89,7 +89,7 @@ impl World {
     }
 
     /// Gives `verdict` on the next SYN.
-    fn judge(&self, verdict: Verdict) -> Vec<u8> {
+    fn give_verdict(&self, verdict: Verdict) -> Vec<u8> {
         let (id, syn) = self.held();
         self.queue.as_ref().unwrap().verdict(id, verdict).unwrap();
         syn
@@ -98,7 +98,7 @@ impl World {
     /// Connects to `ip`, gives `verdict` on the SYN, and returns the outcome.
     fn outcome(&self, ip: IpAddr, verdict: Verdict) -> Result<SocketAddr, ErrorKind> {
         let connection = self.connect(ip);
-        let syn = self.judge(verdict);
+        let syn = self.give_verdict(verdict);
         assert_eq!(usize::from(syn[0] >> 4), if ip.is_ipv4() { 4 } else { 6 });
         connection.join().unwrap().map(|c| c.peer_addr().unwrap()).map_err(|e| e.kind())
     }
@@ -123,7 +123,7 @@ impl World {
             wait(&[queue], &Waker::new().unwrap(), LIMIT);
             queue.reset().unwrap();
             assert!(queue.recv(&mut [0; SNAP]).unwrap().is_none());
-            self.judge(Verdict::Pass); // retransmitted after a second
+            self.give_verdict(Verdict::Pass); // retransmitted after a second
             connection.join().unwrap().unwrap();
         }
         self.queue = None;
@@ -134,21 +134,21 @@ impl World {
 }
 
 #[test]
-fn syns_to_a_listener_here_wait_for_their_verdict() {
+fn syns_to_a_local_listener_wait_for_their_verdict() {
     if common::is_root() {
         World::new(SynPath::Local).check(["10.8.0.1", "fd08::1"]);
     }
 }
 
 #[test]
-fn syns_on_the_path_wait_for_their_verdict() {
+fn forwarded_syns_wait_for_their_verdict() {
     if common::is_root() {
         World::new(SynPath::Forwarded).check(["10.9.0.2", "fd09::2"]);
     }
 }
 
 #[test]
-fn a_full_queue_lets_pass() {
+fn a_full_queue_lets_syns_pass() {
     if !common::is_root() {
         return;
     }

@@ -26,9 +26,9 @@ pub(super) struct Cgroup {
 ///   viaduct-run-1            programs wrapped by the first run and by runs nested in it
 ///   ├── programs             the first run's BPF programs are attached here
 ///   └── viaduct-run-2
-///       └── programs         the second run's are attached here. The first run's are not: they
-///                            would see destinations that the second run has changed. So the first
-///                            run misses the connections that the second run lets go direct
+///       └── programs         the second run's are attached here, but not the first run's, which
+///                            would see destinations that the second run has changed. The first
+///                            run therefore misses the connections that the second run lets pass
 /// ```
 #[derive(Debug)]
 pub struct Group {
@@ -82,12 +82,12 @@ impl Group {
         Ok(Freezer { state })
     }
 
-    /// Thaws the group of a run whose process `pid` has ended while the group was frozen.
+    /// Thaws the group of a run whose process `pid` ended while the group was frozen.
     pub fn thaw_after(pid: u32) {
-        let Ok(beside) = Cgroup::below_root(parent(&Cgroup::own_path())) else { return };
+        let Ok(parent) = Cgroup::below_root(parent(&Cgroup::own_path())) else { return };
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
         let path = format!("{PREFIX}{pid}/{FREEZE}");
-        if let Ok(state) = openat(&beside.directory, path, write, Mode::empty()) {
+        if let Ok(state) = openat(&parent.directory, path, write, Mode::empty()) {
             drop(Freezer { state });
         }
     }
@@ -164,8 +164,7 @@ impl Drop for Group {
 impl Cgroup {
     /// Opens the root of this process's cgroup namespace.
     pub(super) fn root() -> Result<Cgroup, BpfError> {
-        // A private mount, which no other process sees, and which exists until its descriptor is
-        // closed.
+        // No other process sees a private mount, which exists until its descriptor is closed.
         let directory = private_mount().or_else(|error| visible_root().ok_or(error));
         directory.map(|directory| Cgroup { directory }).map_err(|source| no_cgroup("/", source))
     }
@@ -212,8 +211,8 @@ impl Cgroup {
         for entry in list.flatten() {
             let name = entry.file_name().to_string_lossy();
             // The group of a live process may be empty because its program has not started yet.
-            let left = |pid: &&str| !Path::new("/proc").join(pid).exists();
-            if name.strip_prefix(PREFIX).filter(left).is_some() {
+            let has_ended = |pid: &&str| !Path::new("/proc").join(pid).exists();
+            if name.strip_prefix(PREFIX).filter(has_ended).is_some() {
                 self.remove(&name);
             }
         }
@@ -249,7 +248,7 @@ fn private_mount() -> io::Result<OwnedFd> {
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC,
     )?;
-    // The descriptor of the mount is only an `O_PATH` one; this opens the directory for reading.
+    // `fsmount` returns an `O_PATH` descriptor; this one can be read.
     Ok(openat(&mount, ".", FLAGS, Mode::empty())?)
 }
 
@@ -276,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_created_within_that_of_the_wrapper() {
+    fn a_group_is_created_within_the_group_of_the_enclosing_run() {
         let cases = [
             ("", ""),
             ("user.slice/a", "user.slice/a"),

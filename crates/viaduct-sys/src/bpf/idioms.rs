@@ -20,7 +20,8 @@ impl Asm {
         self.store(Width::Double, FP, at, R0);
     }
 
-    /// R0 = address of the value in `map` for the key at `key` on the stack; else jumps to `none`.
+    /// R0 = address of the value in `map` for the key at `key` on the stack; jumps to `none` if
+    /// there is no such key.
     pub(super) fn look_up(&mut self, map: &dyn MapFd, key: i16, none: Label) {
         self.ask(map, key);
         self.if_nothing(R0, none);

@@ -86,12 +86,13 @@ pub(super) struct Map<const N: usize> {
 }
 
 impl<const N: usize> Map<N> {
-    /// Creates a map for about `most` entries, which evicts the least recently used when full.
+    /// Creates a map for about `most` entries, which evicts the least recently used entry when it
+    /// is full.
     pub(super) fn new(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(LRU_HASH, most, 0)
     }
 
-    /// Creates a map that allocates as it fills, and refuses new entries when it is full.
+    /// Creates a map that allocates memory as it fills, and refuses new entries when it is full.
     pub(super) fn growing(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(HASH, most, NO_PREALLOC)
     }
@@ -99,7 +100,7 @@ impl<const N: usize> Map<N> {
     fn of(kind: u32, most: u32, flags: u32) -> Result<Map<N>, BpfError> {
         let key_size = size_of::<u64>() as u32;
         let attr = MapCreate { kind, key_size, value_size: N as u32, most, flags };
-        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a map", source))?;
+        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("create a map", source))?;
         Ok(Map { fd })
     }
 
@@ -145,7 +146,7 @@ impl SocketMap {
     ) -> Result<SocketMap, BpfError> {
         let most = N as u32;
         let attr = MapCreate { kind: SOCKET_MAP, key_size: 4, value_size: 8, most, flags: 0 };
-        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a map", source))?;
+        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("create a map", source))?;
         for (key, socket) in (0u32..).zip(sockets) {
             let Some(socket) = socket else { continue };
             let value = socket.as_raw_fd() as u64;
@@ -259,7 +260,7 @@ fn denied(action: &'static str, source: io::Error) -> BpfError {
 /// Creates a ring buffer of `size` bytes: a power of two, and a multiple of the page size.
 pub(super) fn new_ring(size: u32) -> Result<OwnedFd, BpfError> {
     let attr = MapCreate { kind: RING, key_size: 0, value_size: 0, most: size, flags: 0 };
-    bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a ring buffer", source))
+    bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("create a ring buffer", source))
 }
 
 /// A part of the kernel's `union bpf_attr`.

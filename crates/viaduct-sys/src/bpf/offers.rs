@@ -50,10 +50,11 @@ pub struct Offers {
 }
 
 impl Offers {
-    /// Attaches the program. It sends the option `own`, whose first four bytes are its kind, its
-    /// length and an experiment identifier, on connections for which [`Offers::offer`] was called,
-    /// and to clients that connect to `ports`. Listeners must be opened afterwards. Errors: a
-    /// privilege is missing, the kernel is too old, or there is no cgroup version 2.
+    /// Attaches the program, which sends the option `own` on connections for which
+    /// [`Offers::offer`] was called, and to clients that connect to `ports`. The first four bytes
+    /// of `own` are its kind, its length and an experiment identifier. Listeners must be opened
+    /// after this call. Errors: a privilege is missing, the kernel is too old, or there is no
+    /// cgroup version 2.
     pub fn attach(own: [u8; OPTION], ports: &Ports) -> Result<Offers, BpfError> {
         let (cgroup, asked) = (Cgroup::own()?, Map::new(SOCKETS)?);
         let link = Link::new(Hook::SockOps, &program(&asked, ports, &own), cgroup.as_fd())?;
@@ -129,8 +130,8 @@ fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> 
     asm.finish().expect("short enough for every jump")
 }
 
-/// Emits the handling of a socket between a wrapped program and us: enables option callbacks for a
-/// listener, and disables them for a socket that it accepts. All paths end at `done`.
+/// Emits the handling of a socket between a wrapped program and this process: enables option
+/// callbacks for a listener, and disables them for an accepted socket. All paths end at `done`.
 fn listener(asm: &mut Asm, done: Label) {
     let accepted = asm.label();
     asm.load(Width::Double, R2, R6, SOCKET);
@@ -145,9 +146,9 @@ fn listener(asm: &mut Asm, done: Label) {
     asm.goto(done);
 }
 
-/// Emits a jump to `done` unless the option is to be sent. It is sent in the SYN of a connection
-/// that requested it, and in the SYN-ACK to a SYN that had the option and was sent to a port that a
-/// wrapped program listens on.
+/// Emits a jump to `done` unless the option is to be sent. The option is sent in the SYN of a
+/// connection for which [`Offers::offer`] was called, and in the SYN-ACK to a SYN that has the
+/// option and is addressed to a port on which a wrapped program listens.
 fn check_wanted(
     asm: &mut Asm,
     asked: &Map<OPTION>,
@@ -170,7 +171,8 @@ fn check_wanted(
     asm.place(send);
 }
 
-/// Emits a copy of the other end's option to the stack; jumps to `none` if there is none.
+/// Emits code that copies the other end's option to the stack, or jumps to `none` if there is no
+/// such option.
 fn find(asm: &mut Asm, own: &[u8; OPTION], flags: i32, none: Label) {
     // The search key: kind, length of the key, experiment identifier.
     let mut sought = [0; OPTION];
@@ -204,7 +206,7 @@ mod tests {
     const OWN: [u8; OPTION] = [253, 16, b'V', b'x', 7, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
     #[test]
-    fn offers_stand_in_the_syn_and_a_plain_end_has_none() {
+    fn a_syn_has_the_option_if_offered_and_a_plain_listener_does_not_answer() {
         let offers = Offers::attach(OWN, &Ports::new().unwrap()).unwrap();
         let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
         let listener = tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), 8, options).unwrap();

@@ -17,8 +17,8 @@ use super::steer::Template;
 /// Bytes of the option.
 pub const OPTION: usize = 16;
 
-/// Max sockets that are connecting: four times the early connections that a proxy holds. Beyond
-/// this the least recently used sockets lose their option.
+/// Max sockets that are connecting: four times the early connections that a proxy holds. If there
+/// are more, the least recently used sockets lose their option.
 const SOCKETS: u32 = 8192;
 
 // On the stack: the socket's cookie, the option.
@@ -55,8 +55,8 @@ impl SynOption {
     }
 }
 
-/// Builds the sock_ops program. With a template, it writes the socket's own address into the option
-/// as the source, and does not remove the option from the map.
+/// Builds the sock_ops program. With a template, the program writes the socket's own address into
+/// the option as the source, and does not remove the option from the map.
 pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [wanted, connect, established, length, write, done] = [(); 6].map(|()| asm.label());

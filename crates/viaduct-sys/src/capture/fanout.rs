@@ -42,9 +42,10 @@ pub struct Fanout {
 }
 
 impl Fanout {
-    /// Makes a group of `taps`, which must be of one interface; their order gives their indices.
-    /// Until a program is set, all packets go to the first. Packets that a tap received earlier may
-    /// belong to other members' shares. Errors: there are no taps, or the kernel refuses.
+    /// Creates a group of `taps`, which must be of one interface; a tap's position is its index.
+    /// Until a program is set, all packets go to the first tap. Packets that a tap received before
+    /// this call may belong to other members' shares. Errors: there are no taps, or the kernel
+    /// refuses.
     pub fn new(taps: &[&Ring], directions: Directions) -> io::Result<Fanout> {
         let flags = match directions {
             Directions::Both => 0,

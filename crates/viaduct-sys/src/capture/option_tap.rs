@@ -16,8 +16,8 @@ const BACKLOG: usize = 64 << 20;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
 /// The tap. Packets begin at their IP header, and are read by an [`mmsg::Inbox`], which returns
-/// them at once. The blocks of a ring would add a millisecond or two, which is too long for a
-/// transport.
+/// them immediately. The blocks of a ring would delay them by a millisecond or two, which is too
+/// long for a transport.
 #[derive(Debug)]
 pub struct OptionTap {
     socket: OwnedFd,

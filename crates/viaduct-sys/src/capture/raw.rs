@@ -61,9 +61,9 @@ impl RawSockets {
         })
     }
 
-    /// Makes the IPv4 socket ignore path MTUs, which any host can lower to 552 bytes by a forged
-    /// ICMP message, and also the `mtu` of routes (IP_PMTUDISC_PROBE). The interface's MTU still
-    /// applies.
+    /// Makes the IPv4 socket ignore path MTUs, which any host can lower to 552 bytes with a forged
+    /// ICMP message. The socket then ignores the `mtu` of routes, too (IP_PMTUDISC_PROBE). The
+    /// interface's MTU still applies.
     pub fn ignore_path_mtu(&self) -> io::Result<()> {
         let (option, probe) = (libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_PROBE);
         os::setsockopt(self.v4.as_fd(), libc::IPPROTO_IP, option, probe)

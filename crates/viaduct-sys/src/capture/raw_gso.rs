@@ -1,9 +1,9 @@
 //! TCP segmentation offload for packets that we build: a run of segments passes through the kernel
 //! as one packet, which the device segments (TSO), or the kernel just before the device.
 //!
-//! A raw socket cannot send packets that exceed the interface's MTU. A packet socket can, if it is
-//! told the segment size. It bypasses routes and firewall rules, so the caller specifies the
-//! [`NextHop`].
+//! A raw socket cannot send packets that exceed the interface's MTU. A packet socket can, if each
+//! packet comes with its segment size. Its packets bypass routes and firewall rules, so the caller
+//! specifies the [`NextHop`].
 #![allow(unsafe_code)]
 
 use std::io;
@@ -90,8 +90,8 @@ fn headers(
     protocol: u16,
     kind: u8,
 ) -> [u8; VNET_HEADER + ETHERNET] {
-    let (starts, stands) = whole.checksum;
-    let words = [ETHERNET + whole.head.len(), whole.segment, ETHERNET + starts, stands];
+    let (start, field) = whole.checksum;
+    let words = [ETHERNET + whole.head.len(), whole.segment, ETHERNET + start, field];
     let mut headers = [0; VNET_HEADER + ETHERNET];
     headers[..2].copy_from_slice(&[NEEDS_CHECKSUM, kind]);
     for (at, word) in headers[2..VNET_HEADER].chunks_mut(2).zip(words) {

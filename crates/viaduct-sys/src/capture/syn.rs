@@ -42,8 +42,8 @@ impl SynTap {
         SynTap { socket }
     }
 
-    /// Reads the next SYN into `packet`; `None` if none is queued. Errors: as `recv(2)`, for
-    /// example when an interface has gone down. The tap continues to work.
+    /// Reads the next SYN into `packet`; `None` if none is queued. Errors: those of `recv(2)`, for
+    /// example when an interface has gone down. The tap continues to work after an error.
     pub fn recv<'a>(&self, packet: &'a mut [u8; SNAP]) -> io::Result<Option<&'a [u8]>> {
         match rustix::net::recv(&self.socket, &mut packet[..], rustix::net::RecvFlags::empty()) {
             Ok((len, _)) => Ok(Some(&packet[..len])),
@@ -67,8 +67,9 @@ impl SynSender {
         Ok((SynSender(send), receive))
     }
 
-    /// Sends a SYN, from its IP header on. The SYN is dropped if the other process does not read:
-    /// its client is then served only after the handshake. Errors: the other process has ended.
+    /// Sends a SYN, which begins at its IP header. If the other process does not read, the SYN is
+    /// dropped, and its client is served only after the handshake. Errors: the other process has
+    /// ended.
     pub fn send(&self, packet: &[u8]) -> io::Result<()> {
         match rustix::net::send(&self.0, packet, SendFlags::NOSIGNAL) {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),

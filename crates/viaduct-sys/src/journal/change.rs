@@ -90,7 +90,7 @@ impl Change {
     }
 }
 
-/// Undoes changes as [`undo_all`] does, except tables that another process has locked meanwhile.
+/// Undoes changes as [`undo_all`] does, except those whose tables another process has locked.
 /// Returns the changes that were skipped, and the result of [`undo_all`] for the others.
 pub(super) fn undo_unlocked(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
     let mut locks = BTreeMap::new();

@@ -60,8 +60,8 @@ pub(super) fn remove_temporary(path: &Path) {
 /// Replaces a file atomically: after a power failure it holds either the old bytes or the new ones.
 /// Each writer has a temporary file of its own.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // A service may run with a umask that lets its group write, for the sake of its sockets. The
-    // group must not be able to write this file: the next start would not trust it.
+    // A service may run with a umask that lets its group write, so that the group can use its
+    // sockets. The group must not be able to write this file: the next start would not trust it.
     replace(path, bytes, 0o644)
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   old owner ── locks() ──▶ take_over(): the file names the new owner
 //!      ├── leave(), drop: nothing is undone      own(): from now on, drop undoes the changes
-//!      └── reclaim(): the new one has failed     drop before own(): nothing is undone
+//!      └── reclaim(): the new owner has failed   drop before own(): nothing is undone
 //! ```
 
 use std::io;
@@ -22,7 +22,7 @@ impl Changes {
     /// are. Dropping the result leaves the changes in place, until [`Changes::own`].
     ///
     /// # Errors
-    /// The journal is not that process's, is of another network namespace, or cannot be written.
+    /// The journal belongs to another process or another network namespace, or cannot be written.
     pub fn take_over(
         path: &Path,
         pid: u32,
@@ -48,19 +48,19 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Makes this process responsible: dropping undoes the changes again.
+    /// Makes this process responsible for the changes: from now on, dropping undoes them.
     pub fn own(&mut self) {
         self.is_left = false;
     }
 
-    /// Leaves the changes, and the locks, to the process that has taken them over: dropping changes
-    /// nothing.
+    /// Leaves the changes and the locks to the process that has taken them over: dropping then
+    /// undoes nothing.
     pub fn leave(&mut self) {
         self.is_left = true;
         self.locks.clear();
     }
 
-    /// Records this process as the owner again, after another one has failed to take over.
+    /// Records this process as the owner again, after another process has failed to take over.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -92,7 +92,7 @@ mod tests {
             let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
             of.locks().map(|(name, fd)| (name.to_owned(), own(fd))).collect()
         };
-        // The new owner fails: all stays in place.
+        // The new owner fails: everything stays in place.
         drop(Changes::take_over(&path, process::id(), locks(&old)).unwrap());
         old.reclaim().unwrap();
         assert!(path.exists());

@@ -8,7 +8,7 @@
 //!      undo each change, the last one first --> delete the journal
 //! ```
 //!
-//! Undoing a change twice is harmless, so the process may be killed while it undoes one. The
+//! Undoing a change twice is harmless, so the process may be killed while it undoes a change. The
 //! journal names its owner by process ID and start time; a second owner is refused while the first
 //! is alive. A journal from before a reboot, or of another network namespace, describes changes
 //! that no longer exist, and is discarded.
@@ -78,8 +78,8 @@ impl Changes {
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
-        // With this lock, the second of two processes that start at once finds the first one's
-        // journal.
+        // With this lock, the second of two processes that start at the same time finds the journal
+        // of the first.
         let _lock = DirLock::around(path).map_err(failed)?;
         let (mut changes, mut disputed) = (Vec::new(), Vec::new());
         let (mut warnings, mut took_over) = (Vec::new(), false);
@@ -95,7 +95,7 @@ impl Changes {
             }
         }
         remove_temporary(path);
-        // `Changes` is made only here, because dropping it deletes the journal, which may have
+        // `Changes` is created only here, because dropping it deletes the journal, which may have
         // belonged to another process until now.
         let journal = Journal { owner, changes, disputed };
         let (locks, is_left) = (Vec::new(), false);
@@ -117,15 +117,15 @@ impl Changes {
         self.took_over
     }
 
-    /// Switches off segmentation, coalescing and checksum offload of `interface`. Errors: as
+    /// Switches off segmentation, coalescing and checksum offload of `interface`. Errors: those of
     /// [`OffloadState`]'s methods; nothing is changed then.
     pub fn offload_off(&mut self, interface: &str) -> Result<(), JournalError> {
         let state = OffloadState::read(interface)?;
         self.make(&Change::Offload(state))
     }
 
-    /// Lowers the MTU towards `prefix` through `dev`. Errors: as [`RouteMtu::plan`]; nothing is
-    /// changed then.
+    /// Lowers the MTU towards `prefix` through `dev`. Errors: those of [`RouteMtu::plan`]; nothing
+    /// is changed then.
     pub fn route_mtu(
         &mut self,
         prefix: (IpAddr, u8),
@@ -135,7 +135,8 @@ impl Changes {
         self.make(&Change::Route(RouteMtu::plan(prefix, dev, mtu)?))
     }
 
-    /// Clamps the MSS of forwarded SYNs. Errors: as [`MssClamp::apply`]; nothing is changed then.
+    /// Clamps the MSS of forwarded SYNs. Errors: those of [`MssClamp::apply`]; nothing is changed
+    /// then.
     pub fn mss_clamp(&mut self, clamp: MssClamp) -> Result<(), JournalError> {
         clamp.check()?;
         self.make(&Change::Mss(clamp))
@@ -153,15 +154,15 @@ impl Changes {
         Ok(())
     }
 
-    /// Hands connections to a proxy on this machine. Errors: as [`Changes::lock_instance`] and
-    /// [`Intercept::apply`]; nothing is changed then.
+    /// Redirects connections to a proxy on this machine. Errors: those of
+    /// [`Changes::lock_instance`] and [`Intercept::apply`]; nothing is changed then.
     pub fn intercept(&mut self, intercept: Intercept) -> Result<(), JournalError> {
         intercept.check()?;
         self.lock_instance(&intercept.instance)?;
         self.make(&Change::Intercept(intercept))
     }
 
-    /// Makes the kernel hold SYNs until a proxy gives a verdict on each. Errors: as
+    /// Makes the kernel hold SYNs until a proxy gives a verdict on each. Errors: those of
     /// [`Changes::lock_instance`] and [`SynHold::apply`]; nothing is changed then.
     pub fn syn_hold(&mut self, hold: SynHold) -> Result<(), JournalError> {
         hold.check()?;
@@ -169,17 +170,18 @@ impl Changes {
         self.make(&Change::SynHold(hold))
     }
 
-    /// Keeps packets with the option mark from this machine's TCP. Errors: as
-    /// [`Changes::lock_instance`] and [`RstGuard::apply`]; nothing is changed then.
+    /// Hides packets with the given TCP option from this machine's TCP, which would reset their
+    /// connections. Errors: those of [`Changes::lock_instance`] and [`RstGuard::apply`]; nothing is
+    /// changed then.
     pub fn rst_guard(&mut self, guard: RstGuard) -> Result<(), JournalError> {
         guard.check()?;
         self.lock_instance(&guard.instance)?;
         self.make(&Change::RstGuard(guard))
     }
 
-    /// Distributes a service's packets over its replicas, instead of an earlier distribution of
-    /// this process. Errors: as [`Changes::lock_instance`] and [`Spray::apply`]; the earlier
-    /// distribution stays in force then.
+    /// Distributes a service's packets over its replicas. Replaces the distribution that this
+    /// process has set earlier, if any. Errors: those of [`Changes::lock_instance`] and
+    /// [`Spray::apply`]; the earlier distribution stays in force then.
     pub fn spray(&mut self, spray: Spray) -> Result<(), JournalError> {
         spray.check()?;
         self.lock_instance(&spray.instance)?;
@@ -192,9 +194,9 @@ impl Changes {
         self.replace(at, Change::Spray(spray.clone()), || Ok(earlier.replace_by(&spray)?))
     }
 
-    /// Selects paths for packets, instead of an earlier selection of this process. Errors: as
-    /// [`Changes::lock_instance`] and [`PathRules::apply`]; the earlier selection stays in force
-    /// then.
+    /// Selects paths for packets. Replaces the selection that this process has set earlier, if any.
+    /// Errors: those of [`Changes::lock_instance`] and [`PathRules::apply`]; the earlier selection
+    /// stays in force then.
     pub fn path_rules(&mut self, rules: PathRules) -> Result<(), JournalError> {
         rules.check()?;
         self.lock_instance(&rules.instance)?;
@@ -224,7 +226,7 @@ impl Changes {
     }
 
     /// Lets new connections bypass the proxy of [`Changes::intercept`]. The proxy keeps its
-    /// existing connections. Errors: as [`Intercept::pass_by`].
+    /// existing connections. Errors: those of [`Intercept::pass_by`].
     pub fn pass_by(&mut self) -> Result<(), JournalError> {
         for change in &mut self.journal.changes {
             if let Change::Intercept(intercept) = change {
@@ -236,8 +238,8 @@ impl Changes {
         self.save()
     }
 
-    /// Changes a kernel setting. `name` is its path below `/proc/sys`, with slashes. Errors: as
-    /// [`Sysctl`]'s methods; nothing is changed then.
+    /// Changes a kernel setting. `name` is its path below `/proc/sys`, with slashes. Errors: those
+    /// of [`Sysctl`]'s methods; nothing is changed then.
     pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), JournalError> {
         self.make(&Change::Sysctl(Sysctl::plan(name, value)?))
     }
@@ -247,9 +249,9 @@ impl Changes {
         self.journal.changes.len()
     }
 
-    /// Makes the changes before `mark` again, in case another program has undone them. Offloads
-    /// that have been switched on since the change are switched off, too. Errors: as the methods
-    /// that have made the changes.
+    /// Applies the changes before `mark` again, in case another program has undone them. Offloads
+    /// that have been switched on since the change are switched off, too. Errors: those of the
+    /// methods that made the changes.
     pub fn repeat(&mut self, mark: usize) -> Result<(), JournalError> {
         let mut has_more = false;
         for change in self.journal.changes.iter_mut().take(mark) {
@@ -263,8 +265,8 @@ impl Changes {
         self.journal.changes.iter().take(mark).try_for_each(Change::apply)
     }
 
-    /// Installs tables and rules again that another program has deleted. Returns whether any was
-    /// missing. Errors: as the methods that have made the changes.
+    /// Reinstalls tables and rules that another program has deleted. Returns whether any was
+    /// missing. Errors: those of the methods that made the changes.
     pub fn repair(&self) -> Result<bool, JournalError> {
         let mut repaired = false;
         for change in &self.journal.changes {
@@ -279,7 +281,7 @@ impl Changes {
     /// Undoes the changes since `mark`, the last one first. Errors: some changes could not be
     /// undone; they stay in the journal.
     pub fn restore_since(&mut self, mark: usize) -> Result<(), JournalError> {
-        // An unwritable journal must be noticed before anything is undone.
+        // Fails before anything is undone if the journal cannot be written.
         self.save()?;
         let since = self.journal.changes.split_off(mark.min(self.mark()));
         let (left, failures) = undo_all(since);
@@ -357,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_concurrent_openers_one_has_the_journal_and_the_others_an_error() {
+    fn one_of_several_concurrent_openers_gets_the_journal_and_the_others_fail() {
         let directory = std::env::temp_dir().join(format!("viaduct-at-once-{}", process::id()));
         let path = directory.join("a.changes.json");
         for _ in 0..4 {
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_another_version_is_a_warning_once() {
+    fn an_unknown_change_of_another_version_causes_one_warning() {
         let path = std::env::temp_dir().join(format!("viaduct-unknown-{}.json", process::id()));
         // No process has this start time.
         let mut owner = Owner::this_process().unwrap();
@@ -398,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_has_made_its_own_stays_in_the_journal() {
+    fn a_change_whose_table_another_process_has_locked_stays_in_the_journal() {
         let path = std::env::temp_dir().join(format!("viaduct-disputed-{}.json", process::id()));
         let intercept = Intercept {
             instance: "disputed_1".to_owned(),

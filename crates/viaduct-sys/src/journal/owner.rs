@@ -14,7 +14,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Owner {
     pub(super) pid: u32,
-    /// Start time in clock ticks after boot, which tells apart processes of the same ID.
+    /// Start time in clock ticks after boot, which distinguishes processes with the same ID.
     pub(super) started: u64,
     /// The kernel's ID of this boot.
     boot: String,

@@ -62,7 +62,7 @@ fn check_directory(found: &Metadata, own: u32) -> Result<(), &'static str> {
 
 fn check_file(found: &Metadata, own: u32) -> Result<(), &'static str> {
     if !found.is_file() {
-        return Err("it is no regular file");
+        return Err("it is not a regular file");
     }
     if ![own, 0].contains(&found.uid()) {
         return Err("it belongs to another user");
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_no_other_user_could_write_is_read() {
+    fn a_journal_that_another_user_could_write_is_refused() {
         let place = std::env::temp_dir().join(format!("viaduct-trust-{}", std::process::id()));
         fs::create_dir_all(&place).unwrap();
         let mode = |path: &Path, mode| {
@@ -101,7 +101,7 @@ mod tests {
         mode(&path, 0o600);
         symlink(&path, place.join("link")).unwrap();
         assert!(refusal(&place.join("link")).contains("symbolic link"));
-        assert!(refusal(&place.join(".")).contains("no regular file"));
+        assert!(refusal(&place.join(".")).contains("not a regular file"));
         mode(&place, 0o777);
         assert!(refusal(&path).contains("may write to its directory"));
         // As in /tmp: other users cannot replace the file.
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn another_users_file_and_directory_are_not_believed() {
+    fn another_users_file_and_directory_are_refused() {
         let found = fs::metadata(std::env::current_exe().unwrap()).unwrap();
         if found.uid() != 0 {
             let stranger = found.uid() + 1;

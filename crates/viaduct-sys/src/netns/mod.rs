@@ -37,9 +37,9 @@ pub(crate) const NETNS_COOKIE: libc::c_int = 71;
 /// Errors of namespaces.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// The kernel did not make the namespace.
+    /// The kernel did not create the namespace.
     #[error(
-        "cannot make a network namespace (requires root, or a kernel that allows unprivileged \
+        "cannot create a network namespace (requires root, or a kernel that allows unprivileged \
          user namespaces)"
     )]
     Create(#[source] io::Error),
@@ -57,7 +57,7 @@ pub enum NetnsError {
         source: io::Error,
     },
     /// The kernel refused a user namespace to a process without root.
-    #[error("cannot make an unprivileged user namespace; {hint}")]
+    #[error("cannot create an unprivileged user namespace; {hint}")]
     User {
         /// The kernel's answer.
         source: io::Error,
@@ -73,7 +73,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes a new namespace. Its only interface is a loopback interface, which is down.
+    /// Creates a namespace. Its only interface is a loopback interface, which is down.
     pub fn new() -> Result<Netns, NetnsError> {
         let make = || -> io::Result<OwnedFd> {
             // SAFETY: the only flag is NEWNET, which unshares nothing that memory safety depends on
@@ -149,8 +149,8 @@ impl Netns {
         Ok(())
     }
 
-    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside the namespace, until one is
-    /// refused.
+    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside the namespace. Stops at the
+    /// first setting that the kernel refuses.
     pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), NetnsError> {
         self.enter(|| settings.iter().try_for_each(|(key, value)| write_sysctl(key, value)))?
     }
@@ -184,11 +184,12 @@ pub fn move_to_new() -> Result<(), NetnsError> {
 }
 
 /// Makes a process without root the root of a new user namespace, with a network namespace in it,
-/// so that everything in this module works. To be called at the start of `main`, before any thread
-/// exists. Errors: the kernel refuses; the message names the setting that would allow it.
+/// so that everything in this module works. Must be called at the start of `main`, before any
+/// thread is started. Errors: the kernel refuses; the message names the setting that would allow
+/// the user namespace.
 pub fn enter_user_namespace() -> Result<(), NetnsError> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // SAFETY: the flags make new namespaces and unshare nothing that memory safety depends on.
+    // SAFETY: the flags create namespaces and unshare nothing that memory safety depends on.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNET) }
         .map_err(|e| user_error(e.into()))?;
     let map = |file: &str, text: String| fs::write(format!("/proc/self/{file}"), text);
@@ -201,7 +202,7 @@ pub fn enter_user_namespace() -> Result<(), NetnsError> {
 
 fn user_error(source: io::Error) -> NetnsError {
     let hint = match rustix::io::Errno::from_io_error(&source) {
-        Some(rustix::io::Errno::INVAL) => "it must happen before the process starts threads",
+        Some(rustix::io::Errno::INVAL) => "it must be created before the process starts threads",
         Some(rustix::io::Errno::NOSPC | rustix::io::Errno::USERS) => {
             "sysctl user.max_user_namespaces allows no more: raise it, or run as root"
         }
@@ -236,7 +237,7 @@ mod tests {
     use std::net::UdpSocket;
 
     #[test]
-    fn a_new_namespace_has_an_own_id_and_only_a_loopback() {
+    fn a_new_namespace_has_its_own_id_and_only_a_loopback_interface() {
         let (here, new) = (Netns::current().unwrap(), Netns::new().unwrap());
         assert_ne!(here.id().unwrap(), new.id().unwrap());
         let listed = new.command("ip").args(["-o", "link"]).output().unwrap();
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_the_namespaces_own() {
+    fn each_namespace_has_its_own_settings() {
         let (one, two) = (Netns::new().unwrap(), Netns::new().unwrap());
         one.set_sysctls(&[("net/ipv4/ip_forward", "1")]).unwrap();
         two.set_sysctls(&[("net/ipv4/ip_forward", "0")]).unwrap();
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_can_be_made_with_its_ends_in_two_namespaces() {
+    fn a_veth_pair_can_have_its_ends_in_two_namespaces() {
         let (one, two) = (Netns::new().unwrap(), Netns::new().unwrap());
         let add = ["link", "add", "left", "type", "veth", "peer", "name", "right", "netns"];
         assert!(one.command("ip").args(add).arg(two.path()).status().unwrap().success());
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_inside_is_handed_on() {
+    fn a_panic_inside_is_propagated() {
         let netns = Netns::new().unwrap();
         let caught = std::panic::catch_unwind(|| netns.enter(|| panic!("inside")));
         assert!(caught.is_err());

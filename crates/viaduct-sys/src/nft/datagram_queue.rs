@@ -22,7 +22,7 @@ use crate::bpf::Group;
 use crate::nft::nfqueue::{self, NfQueue, QueuedPacket, Verdict};
 use crate::route::netlink::{self, Attributes, Message, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
 
-/// Max datagrams that the kernel holds at once; more are dropped.
+/// Max datagrams that the kernel holds at a time; further datagrams are dropped.
 pub const MAX_QUEUED: u32 = 16_384;
 /// Max verdicts in one message; more might not fit into the socket's buffer.
 const MAX_VERDICTS: usize = 256;
@@ -62,7 +62,7 @@ pub struct DatagramQueue {
 
 impl DatagramQueue {
     /// Holds the datagrams of `group`'s sockets from now on, in the calling thread's network
-    /// namespace. Reads whole datagrams if `whole` is set, else their headers. Errors:
+    /// namespace. Reads whole datagrams if `whole` is set, otherwise only their headers. Errors:
     /// CAP_NET_ADMIN is missing, or the kernel lacks a feature.
     pub fn open(group: &Group, whole: bool) -> Result<DatagramQueue, DatagramError> {
         let copy = if whole { MAX_DATAGRAM } else { MAX_HEADERS };
@@ -93,7 +93,7 @@ impl DatagramQueue {
     }
 
     /// Removes the rules. The kernel then drops all packets held in any queue of this network
-    /// namespace, so this function first waits, for `timeout` at most, until the other queues are
+    /// namespace, so this function first waits, for at most `timeout`, until the other queues are
     /// empty.
     pub fn end(&self, timeout: Duration) {
         let until = Instant::now() + timeout;
@@ -171,7 +171,7 @@ const NEW_RULE: u16 = 6;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const INET: u8 = 1;
-/// Table flag: the table belongs to the socket that makes it.
+/// Table flag: the table belongs to the socket that creates it.
 const OWNER: u32 = 2;
 /// Hooks of packets to this machine and from it.
 const HOOKS: [(&str, u32); 2] = [("in", 1), ("out", 3)];

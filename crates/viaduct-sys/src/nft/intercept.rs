@@ -1,4 +1,4 @@
-//! Interception (TPROXY): forwarded TCP connections are handed to a proxy on this machine.
+//! Interception (TPROXY): forwarded TCP connections are redirected to a proxy on this machine.
 //!
 //! ```text
 //!   SYN to 10.2.0.9:80 ──▶ [ prerouting: table inet viaduct_<instance> ] ── mark ──▶ ip rule
@@ -6,15 +6,15 @@
 //!   listener on port 7000, whose accepted socket is 10.2.0.9:80 ◀── local ── table ◀──┘
 //! ```
 //!
-//! Connections to addresses of this machine are not intercepted, whatever the prefixes: its own
-//! services and the firewall rules about them are not affected.
+//! Connections to addresses of this machine are not intercepted, even if a prefix contains the
+//! addresses: the machine's own services and the firewall rules about them are not affected.
 //!
-//! Only connections whose SYN was seen are handed over; older ones are still forwarded. SYNs are
+//! Only connections whose SYN was seen are redirected; older ones are still forwarded. SYNs are
 //! remembered for some seconds ([`REMEMBERED`]), because with SYN cookies (in a flood) there is no
 //! socket until the handshake completes.
 //!
 //! While a proxy drains its flows, new connections bypass it ([`Intercept::passed_by`]): SYNs are
-//! no longer handed over, but packets of the proxy's existing connections still are.
+//! no longer redirected, but packets of the proxy's existing connections still are.
 //!
 //! Without a listener on the port, the kernel finds no socket and forwards the packets as if
 //! the rule did not exist: new connections bypass a dead proxy.
@@ -129,7 +129,7 @@ impl Intercept {
                 rules.push(format!("{matches}{NOT_SYN} {tuple} @{family}_begun {over}"));
                 continue;
             }
-            // A separate rule, so that a SYN is handed over even if the set is full.
+            // A separate rule, so that a SYN is redirected even if the set is full.
             rules.push(format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
             rules.push(format!("{matches}{SYN} {over}"));
             rules.push(format!("{matches}{tuple} @{family}_begun {over}"));
@@ -201,7 +201,7 @@ pub(crate) fn matches(ways: &[Selector], ports: &[u16]) -> (String, Vec<(&'stati
                 all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
             };
             let (from, to) = (of(&way.from), of(&way.to));
-            // If all source prefixes are of the other family, nothing matches in this one.
+            // If all source prefixes are of the other family, no packet of this family matches.
             if to.is_empty() || from.is_empty() && !way.from.is_empty() {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Netfilter: our nftables tables, and queues of packets that the kernel holds for a verdict.
 //!
-//! A [`table`] is installed and deleted in one transaction; the [journal](crate::journal) remembers
+//! A [`table`] is installed and deleted in one transaction; the [journal](crate::journal) records
 //! it, so that a crash leaves no rules behind. The kernel deletes the rules of a [`datagram_queue`]
 //! when its socket is closed.
 //!
@@ -10,9 +10,9 @@
 //! | `policy` | policy routing of marked packets |
 //! | [`mss_clamp`] | lowers the MSS of forwarded SYNs |
 //! | [`path_rules`] | selects the path of forwarded packets |
-//! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
+//! | [`intercept`] | redirects forwarded connections to a proxy (TPROXY) |
 //! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
-//! | [`rst_guard`] | keeps packets from the kernel's TCP, which would answer with resets |
+//! | [`rst_guard`] | hides packets from the kernel's TCP, which would answer with resets |
 //! | [`spray`] | distributes packets to an address over its replicas |
 //! | [`flowtables`] | flowtables of all programs |
 //! | [`rule_watch`] | notification of deleted rules |

@@ -1,5 +1,5 @@
 //! MSS clamp: lowers the MSS option in forwarded SYNs between the sites, so that the repair of any
-//! segment fits into one datagram, from the first segment of a connection on.
+//! segment fits into one datagram. This holds even for the first segment of a connection.
 //!
 //! ```text
 //!   host --SYN, MSS 1460--> [ forward: table inet viaduct_<instance> ] --SYN, MSS 1360--> wan

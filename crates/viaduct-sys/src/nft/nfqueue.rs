@@ -126,7 +126,7 @@ impl NfQueue {
     }
 
     /// Drops all held packets and binds the queue again, after the process that gave the verdicts
-    /// has died. Errors: as [`NfQueue::open`].
+    /// has died. Errors: those of [`NfQueue::open`].
     pub fn reset(&self) -> io::Result<()> {
         self.configure(&[(CFG_COMMAND, &[UNBIND, 0, 0, 0])])?;
         let mut packet = [0; SNAP];
@@ -153,7 +153,7 @@ impl NfQueue {
         self.answer()
     }
 
-    /// Reads the answer to a configuration. Packets that are queued before it are skipped.
+    /// Reads the answer to a configuration. Packets that are queued before the answer are skipped.
     fn answer(&self) -> io::Result<()> {
         netlink::read_acks(&self.socket)
     }
@@ -168,7 +168,7 @@ impl NfQueue {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => continue,
                 Err(error) => return Err(error.into()),
             };
-            // Other messages are errors about late verdicts, whose packet is gone.
+            // Other messages are errors about late verdicts, whose packets are gone.
             if parse(&buffer[..len]).is_some() {
                 // Parsed twice, to satisfy the borrow checker.
                 return Ok(parse(&buffer[..len]));
@@ -181,7 +181,7 @@ impl NfQueue {
         netlink::send(&self.socket, &self.message(id, verdict))
     }
 
-    /// Gives several verdicts, in order. Errors: as [`NfQueue::verdict`].
+    /// Gives several verdicts, in order. Errors: those of [`NfQueue::verdict`].
     pub fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
         let messages = of.iter().flat_map(|&(id, verdict)| self.message(id, verdict));
         netlink::send(&self.socket, &messages.collect::<Vec<u8>>())
@@ -221,9 +221,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
 }
 
 /// Adds a rule to `chain` of `table` (family inet) that sends all packets to queue `number`, or
-/// lets them pass if the queue has no reader. This is for kernels whose nftables lacks the `queue`
-/// expression but can use the one of iptables (`CONFIG_NFT_COMPAT`). Errors: the kernel lacks
-/// `CONFIG_NFT_COMPAT` too, or there is no such chain.
+/// lets them pass if the queue has no reader. Needed on kernels whose nftables lacks the `queue`
+/// expression but can use the expression of iptables (`CONFIG_NFT_COMPAT`). Errors: the kernel
+/// lacks `CONFIG_NFT_COMPAT` too, or there is no such chain.
 pub(crate) fn xtables_rule(table: &str, chain: &str, number: u16) -> io::Result<()> {
     const NFTABLES: u16 = 10;
     const NEW_RULE: u16 = 6;

@@ -6,9 +6,9 @@
 //!              class? preferred path : first path                        default via … dev wan1
 //! ```
 //!
-//! Packets that have a mark already are left alone: rules of the operator take precedence. If a
-//! mark's table has no route, for example while the interface is down, packets with the mark take
-//! the main table's route.
+//! Packets that already have a mark keep it: rules of the operator take precedence. If a mark's
+//! table has no route, for example while the interface is down, packets with the mark take the main
+//! table's route.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -58,12 +58,12 @@ pub struct PathRules {
 pub struct PathRoute {
     /// Interface.
     pub interface: String,
-    /// Next routers, one for each address family; empty on a point-to-point link.
+    /// Next hops, one for each address family; empty on a point-to-point link.
     pub via: Vec<IpAddr>,
 }
 
-/// Packets that take a path: all conditions must hold. An empty list, except `to`, holds for
-/// every packet.
+/// Packets that take a path: all conditions must hold. An empty list, except `to`, matches every
+/// packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathChoice {
     /// Destination prefixes; if empty, no packet matches.
@@ -89,8 +89,8 @@ impl PathRules {
         BASE | ((hash >> 20) << PATH_BITS) | (path as u32 + 1)
     }
 
-    /// Replaces these rules, which are installed, with `new` of the same instance. Errors:
-    /// as [`Table::apply`].
+    /// Replaces these rules, which are installed, with `new` of the same instance. Errors: those of
+    /// [`Table::apply`].
     pub(crate) fn replace_by(&self, new: &PathRules) -> Result<(), NftError> {
         let uses = |rules: &PathRules| FAMILIES.map(|(.., any)| rules.uses(any));
         if self.paths != new.paths || uses(self) != uses(new) {
@@ -176,7 +176,7 @@ impl Table for PathRules {
         &self.instance
     }
 
-    /// Checks the instance, the interfaces, and the numbers of paths.
+    /// Checks the instance, the interfaces, the number of paths, and the path of each choice.
     fn check(&self) -> Result<(), NftError> {
         check_instance(&self.instance)?;
         let (what, expected) = ("path", "one of at most 8 paths is expected");
@@ -209,7 +209,8 @@ impl Table for PathRules {
     /// Installs the routes and the rules.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
-        // If the route of one path is refused, those of the others are installed nevertheless.
+        // If the kernel refuses the route of one path, the routes of the others are still
+        // installed.
         let routes: Vec<_> = self.policies()?.iter().map(PathPolicy::apply).collect();
         // Installed last, so that marked packets have a route from the start.
         self.install(&self.contents())?;
@@ -262,7 +263,7 @@ impl PathPolicy<'_> {
     }
 
     fn undo(&self) {
-        // Earlier rules may have had a family that these do not have.
+        // Earlier rules may have had a family that these rules do not have.
         FAMILIES.iter().for_each(|(.., any)| self.policy.undo(*any));
     }
 
@@ -275,8 +276,8 @@ impl PathPolicy<'_> {
     }
 
     fn default_route(&self, any: IpAddr) -> io::Result<RouteMessage> {
-        let router = self.route.via.iter().find(|ip| ip.is_ipv4() == any.is_ipv4());
-        let is_direct = router.is_none() && any.is_ipv4();
+        let next_hop = self.route.via.iter().find(|ip| ip.is_ipv4() == any.is_ipv4());
+        let is_direct = next_hop.is_none() && any.is_ipv4();
         let header = RouteHeader {
             protocol: PROTOCOL.into(),
             scope: if is_direct { RouteScope::Link } else { RouteScope::Universe },
@@ -284,7 +285,7 @@ impl PathPolicy<'_> {
             ..RouteHeader::default()
         };
         let mut route = rtnetlink::route(header, (any, 0));
-        route.attributes.extend(router.map(|ip| RouteAttribute::Gateway((*ip).into())));
+        route.attributes.extend(next_hop.map(|ip| RouteAttribute::Gateway((*ip).into())));
         let index = interface::index(&self.route.interface)?;
         route
             .attributes
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_paths_that_cannot_be_rules_are_refused() {
+    fn names_and_paths_that_cannot_be_in_a_rule_are_refused() {
         assert!(rules(0).check().is_ok() && rules(2).check().is_err());
         let mut bad = rules(0);
         bad.paths[0].interface = "wan0\"".to_owned();

@@ -33,7 +33,7 @@ impl Policy {
         self.mark
     }
 
-    /// Installs the rule of a family. An existing one is not replaced, as flows may depend on it.
+    /// Installs the rule of a family. An existing rule is not replaced, as flows may depend on it.
     pub(super) fn add_rule(&self, any: IpAddr) -> io::Result<()> {
         match self.has_rule(any)? {
             true => Ok(()),
@@ -54,7 +54,7 @@ impl Policy {
         }
     }
 
-    /// Returns whether a family has its rule and a route. Errors count as no.
+    /// Returns whether a family has its rule and a route; false if the kernel returns an error.
     pub(super) fn is_installed(&self, any: IpAddr) -> bool {
         let has_route = || self.routes(any).is_ok_and(|routes| !routes.is_empty());
         self.has_rule(any).unwrap_or(false) && has_route()

@@ -1,4 +1,4 @@
-//! RST guard: rules that keep packets with the option mark from this machine's own TCP, which would
+//! RST guard: rules that hide packets with the option mark from this machine's own TCP, which would
 //! answer them with resets.
 //!
 //! ```text
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Unmarked packets pass, so plain TCP works on the same port. Forwarded packets are not affected.
-//! Packets that we send are not tracked: conntrack never sees the answers, and would classify the
+//! Packets that we send are not tracked: as conntrack never sees the answers, it would classify the
 //! second packet as invalid.
 
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::capture::filter::OptionMark;
 use crate::nft::table::Table;
 
-/// Packets to keep from the kernel's TCP.
+/// Packets to hide from the kernel's TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RstGuard {
     /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.

@@ -16,8 +16,8 @@ const NFT_GONE: [u16; 3] = [10 << 8 | 2, 10 << 8 | 5, 10 << 8 | 8];
 /// `IPV4_RULE`, `IPV6_ROUTE`, `IPV6_RULE`.
 const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
 
-/// Receiver of deletions of rules, with two netlink sockets that can be polled. A notification may
-/// be about a rule of another program.
+/// Receiver of notifications of deleted rules, with two netlink sockets that can be polled. A
+/// notification may be about a rule of another program.
 #[derive(Debug)]
 pub struct RuleWatch {
     nft: OwnedFd,
@@ -61,7 +61,7 @@ mod tests {
     use crate::process::tool;
 
     #[test]
-    fn what_is_taken_away_is_noticed_and_seen_to_be_missing_until_it_is_back() {
+    fn deleted_rules_are_reported_and_are_missing_until_they_are_reinstalled() {
         let changes = || {
             let run = |line: &str| {
                 let words: Vec<_> = line.split(' ').collect();

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The packets keep their addresses (direct routing): a replica has the service's address itself,
-//! and answers the client without this machine. The rules are at the devices' ingress hook, before
+//! and answers the client directly. The rules are at the devices' ingress hook, before
 //! routing, so this machine may own the address (as with VRRP), need not forward, and has no
 //! connection state.
 
@@ -23,7 +23,7 @@ use crate::capture::filter::OptionMark;
 use crate::nft::table::{Family, NftError, Table, check_instance, check_interface, nft};
 use crate::process::tool;
 
-/// Seed of the hashes of connections: the same at all machines, so that a machine that takes over
+/// Seed of the hashes of connections: the same on all machines, so that a machine that takes over
 /// the address sends each connection to the same replica.
 const SEED: u32 = 0x7664_7370;
 /// Address families: name in expressions, chains of packets and of connections, ICMP errors.
@@ -51,8 +51,8 @@ pub struct Spray {
     pub mark: OptionMark,
     /// Hops to each replica: one for each address family in which it can be reached.
     pub replicas: Vec<Vec<Hop>>,
-    /// Index of the replica of each slot: a list for IPv4, and one for IPv6. All replicas of a list
-    /// have a hop of this family. If a list is empty, the family's packets pass.
+    /// Index of the replica of each slot: a list for IPv4, and one for IPv6. Every replica in a
+    /// list has a hop of the list's family. If a list is empty, the family's packets pass.
     pub slots: [Vec<usize>; 2],
 }
 
@@ -70,7 +70,7 @@ pub struct Hop {
 pub struct Sent {
     /// Packets.
     pub packets: u64,
-    /// Bytes, with the headers of IP.
+    /// Bytes, including IP headers.
     pub bytes: u64,
 }
 
@@ -92,7 +92,7 @@ impl Table for Spray {
 
     fn chains(&self) -> Vec<(&'static str, usize)> {
         let mut chains = vec![("arriving", self.arriving().len())];
-        chains.extend(self.dealing().iter().map(|(chain, rules)| (*chain, rules.len())));
+        chains.extend(self.slot_chains().iter().map(|(chain, rules)| (*chain, rules.len())));
         chains
     }
 
@@ -107,7 +107,7 @@ impl Table for Spray {
             let rules = std::iter::once(format!("counter name r{n}")).chain(forward);
             lines.push(chain(&format!("r{n}"), rules));
         }
-        for (name, rules) in self.dealing() {
+        for (name, rules) in self.slot_chains() {
             lines.push(chain(name, rules.into_iter()));
         }
         let devices: Vec<_> = self.interfaces.iter().map(|name| format!("\"{name}\"")).collect();
@@ -128,7 +128,7 @@ impl Spray {
             return new.apply();
         }
         let mut script = String::new();
-        for (chain, rules) in new.dealing() {
+        for (chain, rules) in new.slot_chains() {
             let chain = format!("netdev {} {chain}", self.table());
             script += &format!("flush chain {chain}\n");
             rules.iter().for_each(|rule| script += &format!("add rule {chain} {rule}\n"));
@@ -157,8 +157,8 @@ impl Spray {
                 format!("{to} tcp dport {ports} {mark} goto {packets}"),
                 format!("{to} tcp dport {ports} goto {connections}"),
                 format!("{to} udp dport {ports} goto {packets}"),
-                // Each replica must learn the path MTU, so the replicas get the ICMP errors
-                // in turn.
+                // Each replica must learn the path MTU, so the replicas receive the ICMP errors in
+                // turn.
                 format!("{to} {errors} goto {packets}"),
             ]
         };
@@ -166,7 +166,7 @@ impl Spray {
     }
 
     /// Returns the chains that select a slot, with their rules.
-    fn dealing(&self) -> Vec<(&'static str, Vec<String>)> {
+    fn slot_chains(&self) -> Vec<(&'static str, Vec<String>)> {
         type Family = (&'static str, [&'static str; 2], &'static str);
         let of_family = |((family, chains, _), slots): (Family, &Vec<usize>)| {
             let count = slots.len();

@@ -15,9 +15,9 @@ use crate::nft::intercept::{SKIP_LOCAL, SYN, Selector, matches};
 use crate::nft::nfqueue;
 use crate::nft::table::{NftError, Table};
 
-/// Mark of a SYN that is answered with a reset, as by a server that refuses it.
+/// Mark of a SYN that is answered with a reset, as if by a server that refuses the connection.
 pub const REFUSED: u32 = 0x7665_0001;
-/// Mark of a SYN that is answered with an ICMP error, as by a router without a route.
+/// Mark of a SYN that is answered with an ICMP error, as if by a router without a route.
 pub const UNREACHABLE: u32 = 0x7665_0002;
 
 /// Path of the SYNs to hold.
@@ -62,7 +62,7 @@ impl Table for SynHold {
     }
 
     /// Installs the table. Some kernels have only the queue expression of iptables, which nftables
-    /// can use but `nft` cannot express; it is then added by netlink.
+    /// can use but `nft` cannot express. The rule is then added by netlink.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         let Err(refused) = self.install(&self.contents()) else { return Ok(()) };

@@ -4,9 +4,9 @@
 //! | implementation | purpose |
 //! |---|---|
 //! | [`crate::nft::mss_clamp::MssClamp`] | lowers the MSS between sites |
-//! | [`crate::nft::intercept::Intercept`] | hands connections to a proxy |
+//! | [`crate::nft::intercept::Intercept`] | redirects connections to a proxy |
 //! | [`crate::nft::syn_hold::SynHold`] | holds SYNs until a verdict |
-//! | [`crate::nft::rst_guard::RstGuard`] | keeps packets from the kernel's TCP |
+//! | [`crate::nft::rst_guard::RstGuard`] | hides packets from the kernel's TCP |
 //! | [`crate::nft::path_rules::PathRules`] | selects the path of forwarded packets |
 //! | [`crate::nft::spray::Spray`] | distributes a service's packets over replicas |
 
@@ -96,8 +96,8 @@ pub trait Table {
         check_instance(self.instance())
     }
 
-    /// Installs the table, and replaces one of the same name. Errors: as [`Table::check`], or `nft`
-    /// fails.
+    /// Installs the table, and replaces any table of the same name. Errors: those of
+    /// [`Table::check`], or `nft` fails.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         Ok(self.install(&self.contents())?)
@@ -181,7 +181,8 @@ fn count_rules(family: Family, table: &str, chain: &str) -> io::Result<usize> {
     }
 }
 
-/// Builds the commands that delete a table, after an `add` so that a missing table is no error.
+/// Builds the commands that delete a table. They first add it, so that a missing table is not an
+/// error.
 fn deletion(family: Family, table: &str) -> String {
     let family = family.name();
     format!("add table {family} {table}\ndelete table {family} {table}\n")

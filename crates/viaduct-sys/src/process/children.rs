@@ -205,12 +205,12 @@ fn spawn_in_pid_namespace(command: &mut Command) -> io::Result<Child> {
     let own = File::open("/proc/thread-self/ns/pid")?;
     let next_is_in_own =
         || move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::ProcessID));
-    // An earlier call may have failed to do this at its end.
+    // An earlier call may have failed at this step after it had started its child.
     next_is_in_own()?;
     // SAFETY: a new PID namespace unshares nothing that memory safety depends on.
     unsafe { unshare_unsafe(UnshareFlags::NEWPID) }?;
     let child = command.spawn();
-    // The new namespace takes no other process once its first one has ended.
+    // The new namespace accepts no further process once its first process has ended.
     if let Err(error) = next_is_in_own() {
         if let Ok(mut child) = child {
             child.kill().and_then(|()| child.wait())?;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_child_is_gone() {
+    fn dropping_a_process_kills_and_reaps_the_child() {
         let child = Process::spawn(sleeper()).unwrap();
         let stat = format!("/proc/{}", child.id());
         assert!(std::path::Path::new(&stat).exists());
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_in_a_pid_namespace_is_alone_and_later_ones_are_not_affected() {
+    fn a_child_is_first_in_its_pid_namespace_and_later_children_are_not_affected() {
         let missing = Process::spawn_in_pid_namespace(Command::new("/nowhere"));
         missing.unwrap_err();
         let in_namespace = || {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn grandchildren_go_with_their_group() {
+    fn grandchildren_are_killed_with_their_group() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 61 & echo $!; wait"]).stdout(std::process::Stdio::piped());
         let mut child = Process::spawn(shell).unwrap();
@@ -291,7 +291,7 @@ mod tests {
     fn waiting_ends_with_the_child_or_when_cancelled() {
         let mut child = Process::spawn(Command::new("true")).unwrap();
         let status = child.wait_for(Duration::from_secs(10), || false).unwrap();
-        assert!(status.expect("true ends at once").success());
+        assert!(status.expect("`true` ends immediately").success());
         let mut child = Process::spawn(sleeper()).unwrap();
         assert_eq!(child.wait_for(Duration::from_secs(10), || true).unwrap(), None);
     }

@@ -1,5 +1,5 @@
-//! Confinement of this process: no privileges, namespaces of its own, limits, and no files but
-//! those that it needs.
+//! Confinement of this process: no privileges, namespaces of its own, limits, and access only to
+//! the files that it needs.
 //!
 //! ```text
 //!   CAP_SYS_ADMIN, one thread
@@ -10,11 +10,11 @@
 //!         other processes
 //! ```
 //!
-//! The PID namespace, which the parent has made, keeps this process from signalling others on older
-//! kernels too, whose Landlock has no rule for signals.
+//! The PID namespace, which the parent has created, prevents this process from signalling other
+//! processes even on older kernels, whose Landlock has no rule for signals.
 //!
-//! Sockets and other descriptors that are open already continue to work. The network namespace
-//! stays: the process is to reach other hosts.
+//! Sockets and other descriptors that are already open continue to work. The process keeps its
+//! network namespace, because it must reach other hosts.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -38,7 +38,7 @@ use super::landlock::{BIND_TCP, Ruleset, files};
 const READABLE: [&str; 5] = ["/etc", "/lib", "/lib64", "/usr/lib", "/proc/sys"];
 /// File of the resolver, which may be a link to a directory that changes while this process runs.
 const RESOLVER: &str = "/etc/resolv.conf";
-/// Maximum number of processes and threads of a user of its own.
+/// Maximum number of processes and threads of [`Confinement::user`].
 const MAX_THREADS: u64 = 64;
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -52,7 +52,7 @@ pub struct Confinement {
     pub memory: u64,
     /// Maximum number of its descriptors.
     pub descriptors: u64,
-    /// Inherited descriptor (`pidfd_open(2)`) of the process whose end also ends this one.
+    /// Inherited descriptor (`pidfd_open(2)`) of the parent, whose end also ends this process.
     pub parent: RawFd,
 }
 
@@ -89,10 +89,9 @@ impl FromStr for Confinement {
 }
 
 impl Confinement {
-    /// Confines this process. It may write only to the current directory, and it sees the `hidden`
-    /// directories empty. There must be no other thread.
-    /// Errors: a privilege or a kernel feature is missing, or the parent has ended. After an error
-    /// the process must end.
+    /// Confines this process. It may then write only to the current directory, and the `hidden`
+    /// directories appear empty. There must be no other thread. Errors: a privilege or a kernel
+    /// feature is missing, or the parent has ended. After an error the process must end.
     pub fn enter(&self, hidden: &[&Path]) -> io::Result<()> {
         let named = |what: &'static str| {
             move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
@@ -119,7 +118,8 @@ impl Confinement {
         Ok(())
     }
 
-    /// Becomes the user, if there is one, without supplementary groups; drops all capabilities.
+    /// Changes to [`Confinement::user`], if there is one, without supplementary groups, and drops
+    /// all capabilities.
     fn drop_privileges(&self) -> io::Result<()> {
         if let Some(id) = self.user {
             // SAFETY: the calls take only numbers, and a list of length 0.
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::process::{Process, die_with_parent};
 
-    /// Set in the environment of the confined child of the test.
+    /// Environment variable that is set in the confined child of the test.
     const CHILD: &str = "VIADUCT_TEST_CONFINED";
     const USER: u32 = 1_900_000_000;
 

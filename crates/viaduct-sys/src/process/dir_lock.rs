@@ -1,7 +1,7 @@
-//! An exclusive lock on a directory, held during short work on the files in it. The lock is on a
-//! file in the directory that only this user may open: any user who can read the directory could
-//! lock the directory itself, and thereby block services. The kernel releases the lock when the
-//! process ends, even by a crash. The file is removed when the lock is released.
+//! An exclusive lock on a directory, held during short operations on the files in it. The lock is
+//! on a file in the directory that only this user may open: any user who can read the directory
+//! could lock the directory itself, and thereby block services. The kernel releases the lock when
+//! the process ends, even by a crash. The file is removed when the lock is released.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -57,7 +57,7 @@ impl DirLock {
     }
 
     /// Locks the directory of the file `path`, as [`DirLock::take`] does. Creates the directory if
-    /// it does not exist. Errors: as [`DirLock::take`].
+    /// it does not exist. Errors: those of [`DirLock::take`], or the directory cannot be created.
     pub fn around(path: &Path) -> io::Result<DirLock> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));

@@ -99,7 +99,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_program_has_what_was_kept_and_nothing_else() {
+    fn a_program_inherits_only_the_descriptors_that_are_left_open() {
         let (kept, other) = (io::pipe().unwrap(), io::pipe().unwrap());
         let (fd, closed) = (kept.1.as_raw_fd(), other.1.as_raw_fd());
         let mut command = Command::new("sh");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_our_own_or_not_there_cannot_be_taken() {
+    fn only_inherited_descriptors_can_be_taken() {
         let own = io::pipe().unwrap();
         let busy = take(own.0.as_raw_fd()).unwrap_err();
         assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));

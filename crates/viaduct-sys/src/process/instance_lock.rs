@@ -1,6 +1,6 @@
 //! Instance lock: a name that only one process of a network namespace can hold at a time. The lock
-//! is an abstract Unix socket, whose names are per network namespace. The kernel releases it when
-//! the process ends, even by a crash.
+//! is an abstract Unix socket, whose names are per network namespace. The kernel releases the lock
+//! when the process ends, even by a crash.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -14,7 +14,8 @@ pub(crate) struct InstanceLock {
 }
 
 impl InstanceLock {
-    /// Locks `name` in the calling thread's network namespace; `None` if it is locked already.
+    /// Locks `name` in the calling thread's network namespace; `None` if the name is already
+    /// locked.
     pub(crate) fn take(name: &str) -> io::Result<Option<InstanceLock>> {
         let address = SocketAddr::from_abstract_name(name)?;
         match UnixDatagram::bind_addr(&address) {
@@ -24,8 +25,8 @@ impl InstanceLock {
         }
     }
 
-    /// Takes over the lock of another process, which has sent its descriptor. The name stays locked
-    /// until both have dropped it.
+    /// Takes over the lock of another process, which has sent the lock's descriptor. The name stays
+    /// locked until both processes have dropped the lock.
     pub(crate) fn inherited(socket: OwnedFd) -> InstanceLock {
         InstanceLock { socket: socket.into() }
     }
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_one_claims_until_it_is_dropped() {
+    fn a_name_stays_locked_until_its_lock_is_dropped() {
         let take = || InstanceLock::take("viaduct_claim_test").unwrap();
         let first = take();
         assert!(first.is_some() && take().is_none());

@@ -113,7 +113,7 @@ impl Ruleset {
     }
 }
 
-/// Version of the kernel's Landlock.
+/// Returns the version of the kernel's Landlock.
 fn version() -> io::Result<libc::c_long> {
     let nothing = std::ptr::null::<Attributes>();
     // SAFETY: with this flag the kernel only returns its version, and reads no memory.

@@ -24,14 +24,15 @@ fn constant(smaps: &str) -> Vec<std::ops::Range<usize>> {
         match line.split_once(':') {
             Some(("Anonymous", size)) if size.trim() == "0 kB" => found.extend(current.take()),
             Some((name, _)) if !name.contains(' ') => {}
-            _ => current = file_without_writing(line),
+            _ => current = read_only_file(line),
         }
     }
     found
 }
 
-/// Parses a line such as `55d0-55e0 r-xp 00000000 fe:00 1234  /usr/bin/viaduct`.
-fn file_without_writing(line: &str) -> Option<std::ops::Range<usize>> {
+/// Parses a line such as `55d0-55e0 r-xp 00000000 fe:00 1234  /usr/bin/viaduct`; `None` if it is
+/// not a read-only mapping of a file.
+fn read_only_file(line: &str) -> Option<std::ops::Range<usize>> {
     let mut words = line.split_whitespace();
     let ((start, end), rights) = (words.next()?.split_once('-')?, words.next()?);
     let is_file = words.nth(3)?.starts_with('/');
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_files_that_were_never_written_are_let_go() {
+    fn only_read_only_pages_of_files_are_dropped() {
         let smaps = "\
 55d0-55e0 r--p 00000000 fe:00 1  /usr/bin/viaduct\nRss: 4 kB\nAnonymous:        0 kB\n\
 55e0-55f0 r-xp 00000000 fe:00 1  /usr/bin/viaduct\nRss: 4 kB\nAnonymous:        0 kB\n\
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_smaller_after_it_and_runs_on() {
+    fn the_program_continues_to_run_without_its_clean_pages() {
         let before = resident().unwrap();
         drop_clean_pages().unwrap();
         let after = resident().unwrap();

@@ -2,7 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `children` | child processes that are killed with this one; the descriptor limit |
+//! | `children` | child processes that are killed with this process; the descriptor limit |
 //! | [`supervise`] | state changes of wrapped programs, and reaping of orphans |
 //! | [`signals`] | signals as events |
 //! | [`inherited_fds`] | descriptors from the service manager or from a parent process |

@@ -32,7 +32,7 @@ impl BlockedSignals {
     /// and in threads that it starts later. Errors: no descriptor is left.
     pub fn block() -> io::Result<BlockedSignals> {
         let set = blockable();
-        // SAFETY: `set` is initialised; the call reads it and makes a new descriptor.
+        // SAFETY: `set` is initialised; the call reads it and returns a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
         os::check(fd)?;
         let mut before = MaybeUninit::zeroed();
@@ -114,8 +114,8 @@ pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     unsafe { command.pre_exec(ignore) };
 }
 
-/// Blocks `signals` in the child of `command`: those that it receives wait until it calls
-/// [`unblock`].
+/// Blocks `signals` in the child of `command`: signals that the child receives stay pending until
+/// it calls [`unblock`].
 pub fn block_at_start(command: &mut Command, signals: &'static [i32]) {
     let block = move || mask(libc::SIG_BLOCK, signals);
     // SAFETY: between fork and exec the closure makes one system call; it neither allocates nor
@@ -166,7 +166,7 @@ pub fn end_by(signal: i32) -> ! {
     }
 }
 
-/// Stops this process with `signal`. Returns when the process is continued, or at once if the
+/// Stops this process with `signal`. Returns when the process is continued, or immediately if the
 /// kernel ignores the signal, as it does in an orphaned process group.
 pub fn stop(signal: i32) {
     let mut before = MaybeUninit::zeroed();
@@ -185,7 +185,7 @@ pub fn stop(signal: i32) {
 
 fn blockable() -> libc::sigset_t {
     let mut set = MaybeUninit::zeroed();
-    // SAFETY: the set is filled, which initialises it, before signals are taken out of it.
+    // SAFETY: the set is filled, which initialises it, before signals are removed from it.
     unsafe {
         libc::sigfillset(set.as_mut_ptr());
         for fault in
@@ -205,7 +205,7 @@ mod tests {
     use crate::process::Process;
 
     #[test]
-    fn a_signal_waits_for_a_child_that_was_started_with_it_blocked() {
+    fn a_signal_stays_pending_in_a_child_that_was_started_with_it_blocked() {
         let mut command = Command::new("sleep");
         command.arg("60");
         block_at_start(&mut command, &[libc::SIGTERM, libc::SIGHUP]);

@@ -1,12 +1,13 @@
 //! Host names in a statically linked program.
 //!
-//! glibc looks names up by the services that `/etc/nsswitch.conf` lists, and loads those that it
-//! does not contain. A static program would load them, and with them the machine's own glibc, whose
-//! version may differ from the one that the program contains: such a look-up may end the process.
+//! glibc looks names up by the services that `/etc/nsswitch.conf` lists, and loads the services
+//! that it does not contain. A static program would load them, and with them the machine's own
+//! glibc, whose version may differ from that of the glibc in the program: such a look-up may crash
+//! the process.
 #![allow(unsafe_code)]
 
-/// Makes host names come from `/etc/hosts` and DNS alone if this program is linked statically; both
-/// services are part of the program. Must be called before the first look-up.
+/// Restricts look-ups of host names to `/etc/hosts` and DNS if this program is linked statically;
+/// both services are part of the program. Must be called before the first look-up.
 pub fn restrict_host_lookups() {
     #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
     {

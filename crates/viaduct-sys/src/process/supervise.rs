@@ -44,7 +44,7 @@ pub fn join_cgroup(command: &mut Command, members: BorrowedFd<'_>) {
     unsafe { command.pre_exec(join_cgroup) };
 }
 
-/// Waits for a change of child `pid`, and reaps orphans meanwhile. Errors: no such child.
+/// Waits for a state change of child `pid`, and reaps orphans meanwhile. Errors: no such child.
 pub fn wait(pid: u32) -> io::Result<StateChange> {
     loop {
         if let Some(change) = changed(pid)? {
@@ -63,7 +63,7 @@ pub fn wait(pid: u32) -> io::Result<StateChange> {
     }
 }
 
-/// Returns child `pid`'s change since the last call, without waiting. Errors: no such child.
+/// Returns child `pid`'s state change since the last call, without waiting. Errors: no such child.
 pub fn changed(pid: u32) -> io::Result<Option<StateChange>> {
     look(pid, WaitOptions::NOHANG)
 }
@@ -120,8 +120,9 @@ fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
 }
 
 /// Consumes the state change of `child` if it is an orphan. Children in this process's own group
-/// were started by it, and the code that started them waits for them. Orphans that a master adopts
-/// are never in its group: the master leads a session of its own, and they are in another one.
+/// were started by this process, and the code that started them waits for them. Orphans that a
+/// master adopts are never in its group: the master leads a session of its own, and the orphans are
+/// in another session.
 fn reap_orphan(child: Pid) -> bool {
     let own = is_in_own_group(child.as_raw_pid().cast_unsigned());
     let how = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
@@ -160,8 +161,8 @@ pub fn detach_from_terminal() -> io::Result<()> {
 }
 
 /// Replaces standard input and output with `/dev/null`. If they were pipes, this process no longer
-/// keeps them open: the other end sees the close once all other processes have closed theirs.
-/// Errors: there is no `/dev/null`.
+/// keeps them open: the other end sees the close once all other processes have closed them. Errors:
+/// there is no `/dev/null`.
 pub fn detach_stdio() -> io::Result<File> {
     let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nowhere)?;

@@ -1,7 +1,7 @@
 //! Scheduling of the calling thread: priority, core, timer slack.
 //!
 //! Each call changes the calling thread and reports whether the kernel accepted the change. Without
-//! privileges the kernel refuses some; the program then runs with less precise timing.
+//! privileges the kernel refuses some changes; the program then runs with less precise timing.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,9 +11,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::os::check;
 
-/// Sets the thread's policy to `SCHED_FIFO` with `priority` (1 to 99): it runs before all ordinary
-/// threads until it blocks. Returns true on success. Needs `CAP_SYS_NICE` and, in a cgroup, a
-/// real-time budget. Threads and programs that the thread starts later have the ordinary policy.
+/// Sets the thread's policy to `SCHED_FIFO` with `priority` (1 to 99): the thread runs before all
+/// ordinary threads until it blocks. Returns true on success. Needs `CAP_SYS_NICE` and, in a
+/// cgroup, a real-time budget. Threads and programs that the thread starts later have the ordinary
+/// policy.
 pub fn set_fifo(priority: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: priority };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
@@ -21,7 +22,7 @@ pub fn set_fifo(priority: i32) -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
-/// Sets the thread's policy to `SCHED_BATCH`: on waking, it does not preempt the running thread.
+/// Sets the thread's policy to `SCHED_BATCH`: on waking, the thread preempts no running thread.
 pub fn set_batch() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads one `sched_param`, which lives through the call.
@@ -38,7 +39,7 @@ pub fn pin(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Returns the cores that the calling thread may run on, in ascending order; none if the machine
+/// Returns the cores that the calling thread may run on, in ascending order; empty if the machine
 /// has more cores than the set has bits.
 pub fn cores() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn fifo_says_the_truth() {
+    fn set_fifo_returns_whether_the_policy_is_in_force() {
         let thread = std::thread::spawn(|| {
             let worked = set_fifo(1);
             // SAFETY: takes no pointers.

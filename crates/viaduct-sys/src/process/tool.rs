@@ -65,8 +65,8 @@ fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // If we are killed, the tool must not change anything after the next start has undone our
-    // changes.
+    // The tool is killed with this process: it must not change anything after the next start has
+    // undone our changes.
     die_with_parent(&mut command);
     // When systemd stops a service, and on Ctrl-C, every process of the service gets a signal. The
     // signal is meant for the service: a tool that runs at that moment finishes its change.
@@ -79,7 +79,7 @@ fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
     child.wait_with_output()
 }
 
-/// Returns the user's path with Debian's directories for root's programs.
+/// Returns the user's `PATH`, followed by Debian's directories for root's programs.
 fn search_path() -> OsString {
     let mut path = env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_show_the_command_and_its_words() {
+    fn failures_show_the_command_and_its_error_output() {
         assert_eq!(run("cat", &[], "hello").unwrap(), "hello");
         let refused = run("sh", &["-c", "echo no such luck >&2; exit 3"], "").unwrap_err();
         let text = "`sh -c echo no such luck >&2; exit 3` failed: no such luck";

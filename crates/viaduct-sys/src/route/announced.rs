@@ -6,9 +6,9 @@
 //!               10.2.32.0/20 dev vd-oslo proto 118 metric 101
 //! ```
 //!
-//! No packet takes these routes, unless a rule leads to their table. The kernel deletes them with
-//! their device. If that is a TUN, they disappear with the process that holds it, however that
-//! process ends.
+//! No packet takes these routes, unless a policy rule selects their table. The kernel deletes the
+//! routes with their device. If the device is a TUN interface, the routes disappear when the
+//! process that holds the interface ends, even by a crash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -88,7 +88,7 @@ impl AnnouncedRoutes {
 
     fn delete(&self, socket: &RouteSocket, to: (IpAddr, u8), metric: u32) -> io::Result<()> {
         match socket.delete(&self.route(to, metric)) {
-            // Another program has deleted it.
+            // Another program has deleted the route.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             done => done,
         }

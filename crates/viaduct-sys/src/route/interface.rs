@@ -1,5 +1,5 @@
-//! Settings of a network interface. An ioctl is used for a setting if every kernel has one for it,
-//! netlink otherwise.
+//! Settings of a network interface. A setting is changed by an ioctl if every kernel has an ioctl
+//! for it, and by netlink otherwise.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -14,9 +14,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::route::link_message::{IFLA_LINK, LinkMessage};
 use crate::route::rtnetlink::{self, RouteSocket};
 
-/// An interface of the network namespace that the calling thread was in when this value was made.
-/// Every method acts in that namespace, from any thread. The interface may appear and disappear at
-/// any time.
+/// An interface of the network namespace that the calling thread was in when this value was
+/// created. Every method acts in that namespace, from any thread. The interface may appear and
+/// disappear at any time.
 #[derive(Debug)]
 pub struct Interface {
     name: String,
@@ -214,8 +214,8 @@ pub fn name(index: u32) -> Option<String> {
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Gives the interface `name` of the calling thread's network namespace an address of link scope.
-/// Errors: CAP_NET_ADMIN is missing, there is no such interface, or it has the address already.
+/// Adds an address of link scope to the interface `name` of the calling thread's network namespace.
+/// Errors: CAP_NET_ADMIN is missing, there is no such interface, or it already has the address.
 pub fn add_link_address(name: &str, own: IpAddr) -> io::Result<()> {
     rtnetlink::add_address(index(name)?, own, AddressScope::Link)
 }
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_only_link_is_known_if_it_is_the_only_one() {
+    fn a_link_is_returned_only_if_exactly_one_has_link_local_addresses() {
         let lo = "00000000000000000000000000000001 01 80 10 80       lo\n";
         let eth = "fe800000000000000000000000000001 0a 40 20 80     eth0\n";
         let more = "fe800000000000000000000000000002 0a 40 20 80     eth0\n";
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_known() {
+    fn loopback_is_recognised() {
         let loopback = Interface::new("lo").unwrap();
         assert!(loopback.is_loopback().unwrap() && loopback.mtu().unwrap() >= 1280);
         let error = Interface::new("no-such-one").unwrap().mtu().unwrap_err();

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_read_as_written() {
+    fn a_parsed_message_equals_the_built_message() {
         let peer = LinkMessage::of(8).named("other");
         let sent = LinkMessage { flags: 0x80, changes: 0x40, ..LinkMessage::of(7) };
         let sent = sent.named("one").with(IFLA_MTU, &1400_u32.to_ne_bytes()).paired_with(&peer);

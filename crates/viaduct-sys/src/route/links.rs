@@ -37,7 +37,7 @@ pub struct Link {
     pub mtu: usize,
     /// True if the interface is up, with a carrier.
     pub is_running: bool,
-    /// True if it has Ethernet headers; false for loopback, PPP and TUN.
+    /// True if its packets have Ethernet headers; false for loopback, PPP and TUN.
     pub is_ethernet: bool,
     /// Type.
     pub kind: LinkKind,
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stack_below_an_interface_is_known() {
+    fn the_interfaces_below_an_interface_are_found() {
         let work = || {
             ip("link set lo up");
             ip("link add eth0 mtu 1400 type veth peer name far0");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bond_and_a_vlan_carry_packets_by_the_interfaces_below() {
+    fn the_interfaces_below_a_bond_and_a_vlan_are_found() {
         let work = || {
             ip("link add eth0 type veth peer name far0");
             for (kind, add, join) in [
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn pppoe_sessions_name_their_interfaces() {
+    fn the_interface_below_a_pppoe_session_is_found() {
         let text = "Id       Address              Device\n\
                     00000001 52:54:00:12:34:56     eth0\n";
         let eth0 = Link {

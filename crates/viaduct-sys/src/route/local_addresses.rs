@@ -1,6 +1,6 @@
 //! Lookup of this host's own addresses in its routes.
 //!
-//! A successful bind to an address does not prove that it is local: with
+//! A successful bind to an address does not prove that the address is local: with
 //! `net.ipv4.ip_nonlocal_bind`, which hosts set to take over each other's addresses, any address
 //! can be bound.
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_here_and_documentation_is_not() {
+    fn loopback_addresses_are_local_and_documentation_addresses_are_not() {
         let here = LocalAddresses::new().unwrap();
         for (ip, ours) in
             [("127.0.0.5", true), ("192.0.2.1", false), ("::1", true), ("2001:db8::1", false)]

@@ -1,5 +1,5 @@
-//! Lowers the MTU towards a prefix. Hosts learn the lower MTU by ICMP, and then send packets so
-//! short that a repair of them fits into one datagram.
+//! Lowers the MTU towards a prefix. Hosts learn the lower MTU by ICMP, and then send packets that
+//! are so short that a repair of them fits into one datagram.
 //!
 //! ```text
 //!   before   default via 192.0.2.1 dev wan
@@ -10,8 +10,8 @@
 //! The most specific route of the main table that covers the whole prefix is copied to a route for
 //! the prefix, with an MTU. If the prefix has a route of its own, that route is replaced, and
 //! restored at the end; so are routes to parts of the prefix through the same interface. Other
-//! tables (policy routing) are not considered. Our routes carry the protocol number 118, which no
-//! routing daemon uses, to tell them from all others.
+//! tables (policy routing) are not considered. Our routes are distinguished from all others by the
+//! protocol number 118, which no routing daemon uses.
 //!
 //! The MTU is locked, because the kernel applies an unlocked MTU of a route to forwarded packets
 //! only for IPv4, not for IPv6.
@@ -130,9 +130,9 @@ impl RouteMtu {
         self.entries.iter().try_for_each(|entry| replace(&socket, &entry.ours))
     }
 
-    /// Removes our routes and restores those that they replaced. May be called again. If our route
-    /// is gone already (the interface went down, or an administrator has changed the route),
-    /// nothing is restored. Errors: the kernel refuses a change.
+    /// Removes our routes and restores the routes that they replaced. May be called repeatedly. If
+    /// one of our routes no longer exists (the interface went down, or an administrator has changed
+    /// the route), the route that it replaced is not restored. Errors: the kernel refuses a change.
     pub fn undo(&self) -> Result<(), RouteError> {
         let socket = open()?;
         self.entries.iter().rev().try_for_each(|entry| entry.undo(&socket))

@@ -1,5 +1,5 @@
-//! Netlink sockets, messages, and their attributes. The module `rtnetlink` makes the bodies of most
-//! routing messages by the crate `netlink-packet-route`.
+//! Netlink sockets, messages, and their attributes. The module `rtnetlink` builds the bodies of
+//! most routing messages with the crate `netlink-packet-route`.
 //!
 //! ```text
 //!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16
@@ -179,8 +179,8 @@ pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Opens a netlink socket of `protocol` in the calling thread's network namespace. It receives the
-/// notifications of `groups` (one bit each).
+/// Opens a netlink socket of `protocol` in the calling thread's network namespace. The socket
+/// receives the notifications of `groups` (one bit each).
 pub(crate) fn open(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
     let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
     rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;

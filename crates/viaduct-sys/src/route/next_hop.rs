@@ -28,7 +28,7 @@ const XFRMA_SPD_INFO: u16 = 1;
 pub struct Route {
     /// Interface index.
     pub interface: u32,
-    /// Next router; the destination itself on the last link.
+    /// IP address of the next hop: a router, or the destination itself if it is on the link.
     pub via: IpAddr,
     /// MTU of the route, if it has one or a router has reported one.
     pub mtu: Option<usize>,
@@ -41,7 +41,7 @@ pub struct NextHop {
     pub interface: u32,
     /// Link-layer address of the interface.
     pub own: [u8; ADDRESS_LEN],
-    /// Link-layer address of the next host.
+    /// Link-layer address of the next hop.
     pub next: [u8; ADDRESS_LEN],
     /// MTU of the interface.
     pub mtu: usize,
@@ -151,11 +151,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_a_hop_and_what_no_route_leads_to_is_none() {
+    fn loopback_addresses_have_a_next_hop() {
         let hops = NextHopLookup::new().unwrap();
         for ip in ["127.0.0.5", "::1"] {
-            let way = hops.route(ip.parse().unwrap()).unwrap().expect("a way");
-            let hop = hops.next_hop(way).unwrap().expect("a hop");
+            let route = hops.route(ip.parse().unwrap()).unwrap().expect("a route");
+            let hop = hops.next_hop(route).unwrap().expect("a next hop");
             assert_eq!((hop.own, hop.next, hop.mtu), ([0; 6], [0; 6], 65_536), "{ip}");
         }
     }

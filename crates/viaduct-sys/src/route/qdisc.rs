@@ -55,8 +55,8 @@ impl QdiscDrops {
     }
 }
 
-/// Returns whether the interface `name` of the calling thread's network namespace has a place for
-/// `tc` rules about received packets: the discipline `ingress` or `clsact`.
+/// Returns whether the interface `name` of the calling thread's network namespace has a queueing
+/// discipline for `tc` rules about received packets: `ingress` or `clsact`.
 ///
 /// # Errors
 /// There is no such interface, or the netlink request fails.

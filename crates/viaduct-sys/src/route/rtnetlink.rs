@@ -40,8 +40,8 @@ pub(crate) use first;
 
 /// Body of a routing message.
 pub(crate) trait Body: Sized {
-    /// Type of the message that adds an object or reports it. The next two numbers are the types of
-    /// the messages that delete it and that query it.
+    /// Type of the message that adds or reports an object. The next two numbers are the types of
+    /// the messages that delete and that query an object.
     const NEW: u16;
 
     fn bytes(&self) -> Vec<u8>;
@@ -82,7 +82,7 @@ impl RouteSocket {
         netlink::open(libc::NETLINK_ROUTE, 0).map(RouteSocket)
     }
 
-    /// Adds an object; `flags` say what happens if it exists.
+    /// Adds an object; `flags` specify what happens if the object exists.
     pub(crate) fn add<T: Body>(&self, object: &T, flags: u16) -> io::Result<()> {
         self.exchange(T::NEW, object, flags)?.map(drop)
     }
@@ -92,13 +92,13 @@ impl RouteSocket {
         self.exchange(T::NEW + 1, object, 0)?.map(drop)
     }
 
-    /// Asks for an object with additional `flags`; `None` if the kernel refuses.
+    /// Requests an object, with additional `flags`; `None` if the kernel refuses.
     pub(crate) fn get<T: Body>(&self, question: &T, flags: u16) -> io::Result<Option<T>> {
         let answers = self.exchange(T::NEW + 2, question, flags)?;
         Ok(answers.ok().and_then(|answers| answers.into_iter().next()))
     }
 
-    /// Asks for all objects, in the kernel's order. Malformed answers are left out.
+    /// Requests all objects, in the kernel's order. Malformed answers are left out.
     pub(crate) fn dump<T: Body>(&self, question: &T) -> io::Result<Vec<T>> {
         self.exchange(T::NEW + 2, question, NLM_F_DUMP)?
     }
@@ -168,7 +168,7 @@ pub(crate) fn changed_route(kind: u16, body: &[u8]) -> Option<RouteMessage> {
     is_route.then(|| Body::parse(body))?
 }
 
-/// Gives the interface `index` an address that is usable at once.
+/// Adds an address to the interface `index`. The address is usable immediately.
 pub(crate) fn add_address(index: u32, own: IpAddr, scope: AddressScope) -> io::Result<()> {
     let mut message = AddressMessage::default();
     message.header = AddressHeader {

@@ -17,7 +17,7 @@ pub struct OwnAddress {
     pub interface: u32,
     /// Address.
     pub ip: IpAddr,
-    /// False if the address has a lifetime, like one from DHCP.
+    /// False if the address has a lifetime, for example one assigned by DHCP.
     pub is_permanent: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct OwnAddress {
 pub struct ForwardRoute {
     /// Address and prefix length; length 0 for a default route.
     pub to: (IpAddr, u8),
-    /// Index of the output interface; that of the first path of a multipath route.
+    /// Index of the output interface; for a multipath route, that of its first path.
     pub interface: u32,
     /// True if the prefix is that of an interface's own address.
     pub is_connected: bool,

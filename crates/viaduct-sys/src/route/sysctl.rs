@@ -44,8 +44,8 @@ impl Sysctl {
         self.write(&self.after)
     }
 
-    /// Restores the earlier value. May be called again. A setting that has disappeared with its
-    /// interface is not an error. Errors: the kernel denies access.
+    /// Restores the earlier value. May be called repeatedly. A setting that has disappeared with
+    /// its interface is not an error. Errors: the kernel denies access.
     pub fn undo(&self) -> Result<(), SysctlError> {
         match self.write(&self.before) {
             Err(e) if e.source.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -82,7 +82,7 @@ impl TableRoute {
         self.0.header.kind == RouteType::Unicast
     }
 
-    /// Returns the index of the output interface; the first one of a multipath route.
+    /// Returns the index of the output interface; for a multipath route, that of its first path.
     pub(crate) fn interface(&self) -> Option<u32> {
         self.0.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(index) => Some(*index),
@@ -91,7 +91,7 @@ impl TableRoute {
         })
     }
 
-    /// Returns the next router, if the route has one.
+    /// Returns the address of the next hop, if the route has one.
     pub(crate) fn router(&self) -> Option<IpAddr> {
         self.0.attributes.iter().find_map(router)
     }
@@ -101,7 +101,8 @@ impl TableRoute {
         first!(self.metrics(), RouteMetric::Mtu(mtu) => *mtu)
     }
 
-    /// Returns a copy to the prefix `to`, with `protocol`, a locked MTU, and no expiry.
+    /// Returns a copy of this route for the prefix `to`, with `protocol`, a locked MTU and no
+    /// expiry.
     pub(crate) fn with_mtu(&self, to: (IpAddr, u8), mtu: u32, protocol: u8) -> TableRoute {
         let mut metrics = self.metrics().to_vec();
         let locked = first!(metrics, RouteMetric::Lock(locked) => *locked);
@@ -146,7 +147,7 @@ impl TableRoute {
 }
 
 impl fmt::Display for TableRoute {
-    /// Writes type, prefix, router and interface, as `ip route` does.
+    /// Writes type, prefix, next hop and interface, as `ip route` does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.forwards() {
             let kind = format!("{:?}", self.0.header.kind);
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn our_route_differs_in_prefix_protocol_mtu_and_expiry_alone() {
+    fn our_route_differs_only_in_prefix_protocol_mtu_and_expiry() {
         let router: Ipv4Addr = [192, 0, 2, 1].into();
         let kept = [
             RouteAttribute::Gateway(router.into()),
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_is_the_same_after_the_journal() {
+    fn a_route_read_from_the_journal_equals_the_recorded_route() {
         let hop = |index: u32| {
             let mut hop = RouteNextHop::default();
             hop.interface_index = index;
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expiry_is_in_seconds_and_never_none() {
+    fn an_expiry_is_at_least_one_second() {
         let times = [0, 1, 100, 179_850, u32::MAX].map(seconds);
         assert_eq!(times, [None, Some(1), Some(1), Some(1798), None]);
     }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! There is no Ethernet header, no packet information header and no offload: the kernel segments
-//! and checksums before a packet is read. The queue drops packets that do not fit. The reader does
-//! not see these; [`Tun::drops`] counts them.
+//! and checksums before a packet is read. The queue drops packets that do not fit; [`Tun::drops`]
+//! counts them.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +25,8 @@ use crate::route::interface::{Interface, InterfaceError, Request};
 const COUNTERS: &str = "/proc/thread-self/net/dev";
 
 /// A TUN interface, which exists until this value is dropped. It belongs to the network namespace
-/// that the calling thread was in when it was made. Every method acts in that namespace, from any
-/// thread.
+/// that the calling thread was in when the interface was created. Every method acts in that
+/// namespace, from any thread.
 #[derive(Debug)]
 pub struct Tun {
     fd: OwnedFd,
@@ -35,7 +35,7 @@ pub struct Tun {
     counters: File,
 }
 
-/// Errors of making a TUN interface.
+/// Errors of creating a TUN interface.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
     /// The name is invalid, or a setting failed.
@@ -56,14 +56,14 @@ pub enum TunError {
 /// Packets that the interface dropped, by the kernel's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunDrops {
-    /// Sent by the host, but the queue towards [`Tun::read`] was full.
+    /// Packets that the host sent while the queue towards [`Tun::read`] was full.
     pub unread: u64,
-    /// Written by [`Tun::write`], but not accepted by the host.
+    /// Packets written by [`Tun::write`] that the host did not accept.
     pub refused: u64,
 }
 
 impl Tun {
-    /// Makes the interface `name` in the calling thread's network namespace: down, without
+    /// Creates the interface `name` in the calling thread's network namespace: down, without
     /// addresses, with non-blocking reads and writes. Needs CAP_NET_ADMIN in that namespace.
     pub fn create(name: &str) -> Result<Tun, TunError> {
         let failed = |step| move |source| TunError::Kernel { name: name.to_owned(), step, source };
@@ -75,12 +75,12 @@ impl Tun {
         request.value.flags = (libc::IFF_TUN | libc::IFF_NO_PI) as c_short;
         request
             .call(fd.as_fd(), libc::TUNSETIFF)
-            .map_err(failed("make it (requires root or CAP_NET_ADMIN, and a free name)"))?;
+            .map_err(failed("create it (requires root or CAP_NET_ADMIN, and a free name)"))?;
         Tun::inherited(fd, name)
     }
 
-    /// Uses the interface `name` of another process, which has sent its descriptor. The interface
-    /// exists until both have dropped it.
+    /// Uses the interface `name` of another process, which has sent the interface's descriptor. The
+    /// interface exists until both processes have dropped it.
     ///
     /// # Errors
     /// The name is invalid, or there is no `/proc`.
@@ -113,7 +113,7 @@ impl Tun {
         Ok(())
     }
 
-    /// Returns the drops since the interface was made.
+    /// Returns the drops since the interface was created.
     pub fn drops(&self) -> io::Result<TunDrops> {
         let mut text = vec![0; 64 * 1024];
         let length = self.counters.read_at(&mut text, 0)?;

@@ -56,7 +56,7 @@ mod tests {
     use crate::process::tool;
 
     #[test]
-    fn routes_to_the_prefixes_are_noticed_and_ours_and_others_are_not() {
+    fn only_routes_of_other_programs_that_overlap_with_the_prefixes_are_reported() {
         let changes = || {
             let ip = |line: &str| {
                 tool::run("ip", &line.split(' ').collect::<Vec<_>>(), "").unwrap();

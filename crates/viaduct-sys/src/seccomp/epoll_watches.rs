@@ -1,7 +1,7 @@
 //! Transfer of epoll watches when another socket replaces a program's descriptor.
 //!
-//! An epoll instance identifies a watch by the file and the descriptor number under which it was
-//! added, and keeps watching that file when the number is given to another file. Each watch is
+//! An epoll instance identifies a watch by its file and the descriptor number under which the file
+//! was added, and keeps watching that file when the number is given to another file. Each watch is
 //! therefore moved, by a thread that has a private descriptor table, in which any number can be
 //! used.
 //!
@@ -11,8 +11,8 @@
 //!                                                       7 = the other, epoll_ctl(ADD, 7, same)
 //! ```
 //!
-//! A thread's descriptors are searched for epoll instances once, and again when it may have made a
-//! new one.
+//! A thread's descriptors are searched for epoll instances once, and again when the thread may have
+//! created another instance.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -33,20 +33,21 @@ struct Watch {
     data: u64,
 }
 
-/// Number of epoll instances that programs have made or are making, and the time of the last one.
+/// Number of epoll instances that programs have created or are creating, and the time when the last
+/// of these calls was reported.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EpollCount(u64, Option<Instant>);
 
-/// Max time from the notification of a call that makes an instance to the call's end.
+/// Max time from the notification of a call that creates an instance to the call's end.
 const CREATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl EpollCount {
-    /// Counts the instance that a trapped call, just reported, is about to make.
+    /// Counts the instance that a trapped call, which was just reported, is about to create.
     pub fn increment(&mut self) {
         *self = EpollCount(self.0 + 1, Some(Instant::now()));
     }
 
-    /// Returns whether the call for the last instance must have ended by now.
+    /// Returns whether the call that creates the last instance must have ended by now.
     fn is_done(self) -> bool {
         self.1.is_none_or(|at| at.elapsed() > CREATE_TIMEOUT)
     }
@@ -80,8 +81,8 @@ impl Epolls {
 }
 
 /// Moves the epoll watches on descriptor `fd` of `thread`, which `task` refers to, from the file of
-/// `one` to the file of `other`. `made` counts the epoll instances made so far. Errors: the thread
-/// has ended, or no descriptor is left.
+/// `one` to the file of `other`. `made` counts the epoll instances created so far. Errors: the
+/// thread has ended, or no descriptor is left.
 pub fn move_watches(
     (task, thread): (&Task, u32),
     made: EpollCount,
@@ -180,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_is_watched() {
+    fn a_watch_is_parsed_from_a_line_of_fdinfo() {
         let line = "tfd:       11 events:       19 data:         deadbeef  pos:0 ino:2a sdev:8";
         assert_eq!(parse(line, 11, 42), Some(Watch { events: 0x19, data: 0xdead_beef }));
         assert_eq!(parse(line, 12, 42), None);
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn all_watchers_of_one_socket_watch_the_other() {
+    fn watches_on_one_file_are_moved_to_the_other_file() {
         let ((one, mut at_one), (other, mut at_other)) = (io::pipe().unwrap(), io::pipe().unwrap());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let number = one.as_raw_fd();
@@ -201,11 +202,11 @@ mod tests {
             .unwrap();
         at_one.write_all(b"x").unwrap();
         let mut events = Vec::with_capacity(4);
-        let soon = rustix::event::Timespec::default();
+        let no_time = rustix::event::Timespec::default();
         let mut ready = || {
             events.clear();
             let room = rustix::buffer::spare_capacity(&mut events);
-            epoll::wait(&epoll, room, Some(&soon)).unwrap();
+            epoll::wait(&epoll, room, Some(&no_time)).unwrap();
             events.iter().map(|event| event.data.u64()).collect::<Vec<_>>()
         };
         assert_eq!(ready(), [0u64; 0]);

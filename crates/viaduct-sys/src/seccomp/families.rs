@@ -11,9 +11,9 @@ use super::set_filter;
 use crate::capture::filter::BpfInsn;
 use crate::capture::filter::asm::{Asm, Test};
 
-/// Restricts `command` and its descendants to sockets of IP and local families. Opening others
-/// fails with `EPERM`. The filter needs no supervisor, and outlives this process. Sockets that the
-/// program inherits or receives, or opens by io_uring, are not checked.
+/// Restricts `command` and its descendants to sockets of IP and local families. Opening any other
+/// socket fails with `EPERM`. The filter needs no supervisor, and outlives this process. Sockets
+/// that the program inherits or receives, or opens by io_uring, are not checked.
 pub fn restrict_families(command: &mut Command) {
     let program = filter();
     // SAFETY: between fork and exec the closure makes system calls only; it neither allocates

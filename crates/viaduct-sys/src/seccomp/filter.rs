@@ -22,7 +22,7 @@ use crate::socket::tcp::MIRRORED_OPTIONS;
 pub(super) const NR: u32 = 0;
 pub(super) const ARCH: u32 = 4;
 
-/// Offsets of the low and the high word of an argument; the low one is first (little-endian).
+/// Offsets of the low and the high word of an argument; the low word is first (little-endian).
 pub(super) const fn argument(n: u32) -> (u32, u32) {
     (16 + 8 * n, 20 + 8 * n)
 }
@@ -50,7 +50,7 @@ pub mod calls {
     pub const GETSOCKOPT: i64 = libc::SYS_getsockopt;
     pub const SETSOCKOPT: i64 = libc::SYS_setsockopt;
     pub const GETSOCKNAME: i64 = libc::SYS_getsockname;
-    /// The calls that make an epoll instance; newer architectures have one only.
+    /// The calls that create an epoll instance; newer architectures have only one such call.
     #[cfg(target_arch = "x86_64")]
     pub const EPOLL_CREATE: &[i64] = &[libc::SYS_epoll_create, libc::SYS_epoll_create1];
     #[cfg(not(target_arch = "x86_64"))]
@@ -66,15 +66,15 @@ pub(super) fn nothing() -> Vec<BpfInsn> {
 
 struct Ends {
     allow: Label,
-    tell: Label,
+    trap: Label,
     absent: Label,
 }
 
 impl Traps {
     pub(super) fn filter(&self) -> Vec<BpfInsn> {
         let mut asm = Asm::default();
-        let [allow, tell, absent, native, other, kill] = [(); 6].map(|()| asm.label());
-        let ends = Ends { allow, tell, absent };
+        let [allow, trap, absent, native, other, kill] = [(); 6].map(|()| asm.label());
+        let ends = Ends { allow, trap, absent };
         asm.load_word(ARCH);
         asm.jump_if(Test::Equal(abi::NATIVE), native);
         asm.branch(Test::Equal(abi::OTHER), other, kill);
@@ -103,7 +103,7 @@ impl Traps {
 
         for (label, action) in [
             (allow, SECCOMP_RET_ALLOW),
-            (tell, SECCOMP_RET_USER_NOTIF),
+            (trap, SECCOMP_RET_USER_NOTIF),
             (absent, SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned()),
             (kill, SECCOMP_RET_KILL_PROCESS),
         ] {
@@ -125,10 +125,10 @@ impl Traps {
         asm.jump_if(number(libc::SYS_io_uring_setup), ends.absent);
         if self.listeners {
             for nr in [calls::BIND, calls::LISTEN, calls::ACCEPT, calls::ACCEPT4] {
-                asm.jump_if(number(nr), ends.tell);
+                asm.jump_if(number(nr), ends.trap);
             }
             for &nr in calls::EPOLL_CREATE {
-                asm.jump_if(number(nr), ends.tell);
+                asm.jump_if(number(nr), ends.trap);
             }
         }
         if self.names {
@@ -161,7 +161,7 @@ impl Traps {
         asm.load_word(argument(2).0);
         if self.listeners {
             for name in [libc::SO_REUSEADDR, libc::SO_REUSEPORT] {
-                asm.jump_if(Test::Equal(name.cast_unsigned()), ends.tell);
+                asm.jump_if(Test::Equal(name.cast_unsigned()), ends.trap);
             }
         }
         asm.jump_unless(Test::Equal(libc::SO_ERROR.cast_unsigned()), ends.allow);
@@ -172,12 +172,12 @@ impl Traps {
     fn send_calls(&self, asm: &mut Asm, ends: &Ends, [sendto, sendmsg, sendmmsg]: [Label; 3]) {
         asm.place(sendto);
         asm.load_word(argument(3).0);
-        asm.jump_if(Test::AnyBit(MSG_FASTOPEN), ends.tell);
+        asm.jump_if(Test::AnyBit(MSG_FASTOPEN), ends.trap);
         if self.sends {
             let (low, high) = argument(4);
             for word in [low, high] {
                 asm.load_word(word);
-                asm.jump_unless(Test::Equal(0), ends.tell);
+                asm.jump_unless(Test::Equal(0), ends.trap);
             }
         }
         asm.goto(ends.allow);
@@ -188,25 +188,25 @@ impl Traps {
             if self.sends && flags == 2 {
                 self.without_word(asm, ends, 3);
             } else if self.sends {
-                asm.goto(ends.tell);
+                asm.goto(ends.trap);
             } else {
                 asm.load_word(argument(flags).0);
-                asm.branch(Test::AnyBit(MSG_FASTOPEN), ends.tell, ends.allow);
+                asm.branch(Test::AnyBit(MSG_FASTOPEN), ends.trap, ends.allow);
             }
         }
     }
 
-    /// Emits code that traps a call, except with [`Traps::word`] in argument `n`, which the call
-    /// does not use.
+    /// Emits code that traps a call unless argument `n`, which the call does not use, is
+    /// [`Traps::word`].
     fn without_word(&self, asm: &mut Asm, ends: &Ends, n: u32) {
         if let Some(word) = self.word {
             let (low, high) = argument(n);
             asm.load_word(low);
-            asm.jump_unless(Test::Equal(word as u32), ends.tell);
+            asm.jump_unless(Test::Equal(word as u32), ends.trap);
             asm.load_word(high);
             asm.jump_if(Test::Equal((word >> 32) as u32), ends.allow);
         }
-        asm.goto(ends.tell);
+        asm.goto(ends.trap);
     }
 
     /// Emits the verdict on socket(2): traps sockets that could bypass us.
@@ -220,26 +220,26 @@ impl Traps {
             for family in LOCAL {
                 asm.jump_if(Test::Equal(family.cast_unsigned()), ends.allow);
             }
-            asm.goto(ends.tell);
+            asm.goto(ends.trap);
         } else {
-            asm.branch(Test::Equal(AF_SMC), ends.tell, ends.allow);
+            asm.branch(Test::Equal(AF_SMC), ends.trap, ends.allow);
         }
 
         asm.place(inet);
         asm.load_word(argument(2).0);
         for protocol in [IPPROTO_MPTCP, IPPROTO_SMC] {
-            asm.jump_if(Test::Equal(protocol), ends.tell);
+            asm.jump_if(Test::Equal(protocol), ends.trap);
         }
         if self.datagrams {
             asm.load_word(argument(1).0);
             asm.and(SOCK_KIND);
-            asm.jump_unless(Test::Equal(libc::SOCK_STREAM.cast_unsigned()), ends.tell);
+            asm.jump_unless(Test::Equal(libc::SOCK_STREAM.cast_unsigned()), ends.trap);
         }
         asm.goto(ends.allow);
     }
 }
 
-/// Emits code that traps calls about [`MIRRORED_OPTIONS`]; those about other options fall through.
+/// Emits code that traps calls about [`MIRRORED_OPTIONS`]; calls about other options fall through.
 fn mirrored(asm: &mut Asm, ends: &Ends) {
     for (level, name) in MIRRORED_OPTIONS {
         let other = asm.label();
@@ -247,7 +247,7 @@ fn mirrored(asm: &mut Asm, ends: &Ends) {
             asm.load_word(argument(n).0);
             asm.jump_unless(Test::Equal(wanted.cast_unsigned()), other);
         }
-        asm.goto(ends.tell);
+        asm.goto(ends.trap);
         asm.place(other);
     }
 }

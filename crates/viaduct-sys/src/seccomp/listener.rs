@@ -24,7 +24,7 @@ pub struct Notification {
     id: u64,
     /// Thread ID of the caller, in this process's PID namespace.
     pub thread: u32,
-    /// The number of the call.
+    /// Number of the system call.
     pub call: i64,
     /// Arguments.
     pub arguments: [u64; 6],
@@ -81,8 +81,8 @@ impl Listener {
         unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }
     }
 
-    /// Reads memory of the caller, `task`, and returns the number of bytes read. Errors: as
-    /// [`Task::read`]; or the call no longer waits ([`io::ErrorKind::NotFound`]), so the memory may
+    /// Reads memory of the caller, `task`, and returns the number of bytes read. Errors: those of
+    /// [`Task::read`], or the call no longer waits ([`io::ErrorKind::NotFound`]), so the memory may
     /// be another thread's.
     pub fn read(
         &self,
@@ -96,8 +96,8 @@ impl Listener {
         read
     }
 
-    /// Writes to memory of the caller, `task`. Errors: as [`Task::write`]; or the call no longer
-    /// waits ([`io::ErrorKind::NotFound`]).
+    /// Writes to memory of the caller, `task`. Errors: those of [`Task::write`], or the call no
+    /// longer waits ([`io::ErrorKind::NotFound`]).
     pub fn write(&self, call: &Notification, task: &Task, to: u64, bytes: &[u8]) -> io::Result<()> {
         self.check_waits(call)?;
         task.write(to, bytes)
@@ -125,7 +125,7 @@ impl Listener {
         self.add(call, from, Some(at), cloexec).map(drop)
     }
 
-    /// Gives the caller a duplicate of `from`, and returns its number in the caller. The call
+    /// Opens a duplicate of `from` in the caller, and returns its descriptor number there. The call
     /// continues to wait. Errors: the caller is gone, or has no descriptor left.
     pub fn give(
         &self,

@@ -45,7 +45,7 @@ use crate::socket::seqpacket;
 /// SMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traps {
-    /// Sends that may have an address.
+    /// Sends that may have a destination address.
     pub sends: bool,
     /// `socket` for IP sockets that are not streams.
     pub datagrams: bool,
@@ -61,9 +61,9 @@ pub struct Traps {
     /// Forbids the program to connect TCP sockets itself, if the kernel supports this (Landlock).
     /// The supervisor connects on its behalf.
     pub confined: bool,
-    /// Value that exempts a call if it is in the argument after the call's last one: the caller has
-    /// then consulted the supervisor already. It does not protect against programs that want to
-    /// evade the filter.
+    /// Value that exempts a call if it is in the argument after the call's last one. It is passed
+    /// by callers that have already consulted the supervisor, and does not protect against programs
+    /// that want to evade the filter.
     pub word: Option<u64>,
 }
 
@@ -186,13 +186,13 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
     taken
 }
 
-/// Installs the filter on this thread. From Linux 5.19 on, only fatal signals interrupt a call
-/// whose notification was received: runtimes that interrupt their threads, such as Go's, would
-/// otherwise restart the call again and again.
+/// Installs the filter on this thread. Since Linux 5.19, only fatal signals interrupt a call whose
+/// notification was received: runtimes that interrupt their threads, such as Go's, would otherwise
+/// restart the call again and again.
 fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    let patient = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    let fd = match set_filter(patient, program) {
+    let killable = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let fd = match set_filter(killable, program) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => set_filter(listen, program),
         other => other,
     }?;
@@ -200,8 +200,8 @@ fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Installs `program` on this thread. If the process lacks CAP_SYS_ADMIN, `no_new_privs` is set for
-/// good; otherwise the process and its set-user-ID programs keep their privileges.
+/// Installs `program` on this thread. If the process lacks CAP_SYS_ADMIN, `no_new_privs` is set
+/// permanently; otherwise the process and its set-user-ID programs keep their privileges.
 fn set_filter(flags: libc::c_ulong, program: &[BpfInsn]) -> io::Result<RawFd> {
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| ErrorKind::InvalidInput)?,

@@ -5,8 +5,8 @@ use std::thread;
 
 use super::*;
 
-/// Answers all trapped calls of `command` with `answer`, and waits for its end. Connects to Unix
-/// sockets are left to the kernel, as a C library may connect to a name service daemon.
+/// Answers all trapped calls of `command` with `answer`, and waits for the command's end. Connects
+/// to Unix sockets are left to the kernel, as a C library may connect to a name service daemon.
 fn watch(
     traps: Traps,
     command: Command,
@@ -67,7 +67,7 @@ fn memory_is_not_read_for_a_caller_that_has_ended() {
         }
         listener.reply(&call, Reply::Continue).unwrap();
     };
-    // This process plays a thread that reuses the caller's ID.
+    // This process stands in for a thread that reuses the caller's ID.
     let other = Task::open(std::process::id()).unwrap();
     let (ours, mut bytes) = ([7u8; 4], [0; 4]);
     let at = ours.as_ptr() as u64;
@@ -102,7 +102,7 @@ fn a_connect_is_reported_with_its_address_and_its_socket() {
 }
 
 #[test]
-fn an_answer_is_the_calls_own() {
+fn a_call_fails_with_the_error_of_the_reply() {
     let program = "import socket, errno
 try: socket.create_connection(('127.0.0.1', 1))
 except OSError as e: raise SystemExit(e.errno != errno.EHOSTUNREACH)
@@ -148,7 +148,7 @@ fn a_second_supervisor_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named_so() {
+fn a_missing_program_is_reported_as_not_found() {
     let error = Traps::default().spawn(Command::new("/nowhere/at/all")).unwrap_err();
     assert!(matches!(error, SeccompError::Spawn(e) if e.kind() == ErrorKind::NotFound));
 }

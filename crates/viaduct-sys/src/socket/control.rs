@@ -70,7 +70,7 @@ pub(crate) unsafe fn controls(header: &libc::msghdr) -> impl Iterator<Item = Con
     // SAFETY: the caller guarantees a valid header.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     std::iter::from_fn(move || {
-        // SAFETY: the macros return null, or a header that lies within the control buffer with its
+        // SAFETY: the macros return null, or a header that is within the control buffer with its
         // data.
         unsafe {
             let head = at.as_ref()?;
@@ -83,7 +83,7 @@ pub(crate) unsafe fn controls(header: &libc::msghdr) -> impl Iterator<Item = Con
 }
 
 /// Receives a message into `bytes`, and passes its control messages to `control`. Returns the
-/// message's length, and its sender in the kernel's format. Errors: as `recvmsg(2)`.
+/// message's length, and its sender in the kernel's format. Errors: those of `recvmsg(2)`.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -101,7 +101,7 @@ pub(crate) fn receive(
     message.msg_control = words.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&words) as _;
     // SAFETY: the kernel writes to the address, the words and `bytes`, which live through the call
-    // and are as long as the message says.
+    // and have the lengths that are given in the message.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
     // SAFETY: the kernel has filled in the message, and the control buffer still lives.

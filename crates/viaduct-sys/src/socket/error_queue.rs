@@ -10,10 +10,10 @@ use crate::os;
 use crate::socket::control;
 use crate::socket::udp::address;
 
-/// A datagram that was not delivered.
+/// ICMP error about a datagram that was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// Destination.
+    /// Destination of the datagram.
     pub to: SocketAddr,
     /// ICMP type and code; ICMPv6 if `to` is IPv6.
     pub why: [u8; 2],
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_gets_port_unreachable() {
+    fn a_socket_receives_port_unreachable() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         enable_error_queue(&socket).unwrap();
         assert_eq!(take_error(socket.as_fd()), None);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_ipv6_gets_errors_of_both_families() {
+    fn an_ipv6_socket_receives_errors_of_both_families() {
         let socket = UdpSocket::bind("[::]:0").unwrap();
         enable_error_queue(&socket).unwrap();
         crate::socket::hop_fields::enable_hop_fields(&socket).unwrap();

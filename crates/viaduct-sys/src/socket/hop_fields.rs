@@ -23,7 +23,7 @@ pub struct HopFields {
     pub class: Option<u8>,
 }
 
-/// Makes `socket` report hop fields of received datagrams. Errors: it is no UDP socket.
+/// Makes `socket` report hop fields of received datagrams. Errors: it is not a UDP socket.
 pub fn enable_hop_fields(socket: impl AsFd) -> io::Result<()> {
     let fd = socket.as_fd();
     for option in [libc::IP_RECVTTL, libc::IP_RECVTOS] {
@@ -37,7 +37,7 @@ pub fn enable_hop_fields(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a datagram with these hop fields. Errors: as `sendmsg(2)`.
+/// Sends a datagram with these hop fields. Errors: those of `sendmsg(2)`.
 pub fn send_to(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -70,8 +70,8 @@ pub fn send_to(
 }
 
 /// Receives the next datagram into `bytes`. Returns its length, its sender and its hop fields.
-/// Errors: no datagram is queued ([`io::ErrorKind::WouldBlock`]), or an ICMP error for an earlier
-/// one is pending.
+/// Errors: no datagram is queued ([`io::ErrorKind::WouldBlock`]), or an ICMP error about a datagram
+/// that was sent earlier is pending.
 pub fn receive_from(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hop_fields_travel_by_both_families() {
+    fn hop_fields_are_sent_and_received_in_both_families() {
         for (at, to) in [("127.0.0.1:0", None), ("[::1]:0", None), ("[::]:0", Some("127.0.0.1"))] {
             let far = UdpSocket::bind(at).unwrap();
             far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

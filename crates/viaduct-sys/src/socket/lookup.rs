@@ -34,15 +34,17 @@ impl SocketLookup {
         Ok(self.message(from, to)?.is_some())
     }
 
-    /// User ID that made the socket that receives datagrams from `from` to `to`, two addresses of
-    /// the same family; `None` if there is none. Errors: the netlink request fails.
+    /// Returns the user ID that opened the socket that receives datagrams from `from` to `to`, two
+    /// addresses of the same family; `None` if there is no such socket. Errors: the netlink request
+    /// fails.
     pub fn owner(&self, from: SocketAddr, to: SocketAddr) -> io::Result<Option<u32>> {
         let message = self.message(from, to)?;
         let user = message.as_ref().and_then(|message| message.get(USER..)?.first_chunk());
         Ok(user.map(|user| u32::from_ne_bytes(*user)))
     }
 
-    /// Kernel's description of the socket that receives these datagrams; `None` if there is none.
+    /// Returns the kernel's description of the socket that receives these datagrams; `None` if
+    /// there is no such socket.
     fn message(&self, from: SocketAddr, to: SocketAddr) -> io::Result<Option<Vec<u8>>> {
         let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         // `struct inet_diag_req_v2`: family, protocol, extensions, padding, states; then source and
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_are_found_by_what_they_receive() {
+    fn sockets_are_found_by_the_datagrams_that_they_receive() {
         let lookup = SocketLookup::open().unwrap();
         for (at, from, to) in [
             ("127.0.0.1:0", "127.0.0.1:9", "127.0.0.1"),

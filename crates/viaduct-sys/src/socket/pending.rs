@@ -1,5 +1,5 @@
-//! Completion of a wrapped program's connect by a duplicate of its socket. The duplicate shares
-//! all state with the program's descriptor.
+//! Completion of a wrapped program's connect through a duplicate of its socket. The duplicate
+//! shares all state with the program's descriptor.
 //!
 //! ```text
 //!   Pending::begin     the program's socket connects to the rendezvous socket: in progress
@@ -92,8 +92,8 @@ impl Pending {
 
     /// Waits until the program's socket is connected, after the rendezvous socket has connected to
     /// it. The program has not seen the success yet: its next connect returns 0, once. Errors: the
-    /// socket is not connected: another connection has the same two addresses, or the program has
-    /// disconnected the socket.
+    /// socket is not connected, because another connection has the same two addresses, or because
+    /// the program has disconnected the socket.
     pub fn crossed(self) -> io::Result<()> {
         self.restore_reuseaddr()?;
         poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&COMPLETION_TIMEOUT))?;
@@ -102,8 +102,8 @@ impl Pending {
     }
 
     /// Completes a blocking connect, after the rendezvous socket has connected to the program's
-    /// socket. Returns the duplicate. Errors: the socket is not connected: another connection has
-    /// the same two addresses, or the program has disconnected the socket.
+    /// socket. Returns the duplicate. Errors: the socket is not connected, because another
+    /// connection has the same two addresses, or because the program has disconnected the socket.
     pub fn finish(self) -> io::Result<OwnedFd> {
         self.restore_reuseaddr()?;
         loop {
@@ -121,8 +121,8 @@ impl Pending {
         }
     }
 
-    /// Makes the program's connect fail as refused. Errors: the program has changed the state of
-    /// its socket meanwhile.
+    /// Makes the program's connect fail with `ECONNREFUSED`. Errors: the program has changed the
+    /// state of its socket meanwhile.
     pub fn refuse(self, closed: &ClosedPorts) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
@@ -159,8 +159,8 @@ impl AsFd for Pending {
 }
 
 /// Connects a duplicate of a program's socket to an address that we have checked and copied, so
-/// that the program cannot change it. Does not block. Errors: as `connect(2)`; `EINPROGRESS` also
-/// on a blocking socket.
+/// that the program cannot change the address. Does not block. Errors: those of `connect(2)`,
+/// including `EINPROGRESS` on a blocking socket.
 pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
     let length = sockaddr.len() as libc::socklen_t;
     nonblocking(socket, || {
@@ -169,7 +169,8 @@ pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
     })?
 }
 
-/// Sets a socket option for a program, on a duplicate of its socket. Errors: as `setsockopt(2)`.
+/// Sets a socket option for a program, on a duplicate of its socket. Errors: those of
+/// `setsockopt(2)`.
 pub fn set_option_for(socket: &OwnedFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     os::setsockopt_bytes(socket.as_fd(), level, name, value)
 }
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocking_socket_is_met_and_blocks_again() {
+    fn a_blocking_socket_is_connected_and_blocks_again() {
         let rendezvous = Rendezvous::open().unwrap();
         for (family, at) in [
             (AddressFamily::INET, rendezvous.at(true)),
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_refused_learns_it_by_its_socket() {
+    fn a_refusal_is_visible_on_the_programs_socket() {
         let (rendezvous, closed) = (Rendezvous::open().unwrap(), ClosedPorts::open().unwrap());
         for v4 in [true, false] {
             let Some(at) = rendezvous.at(v4) else { continue };
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_forgotten_can_connect_again() {
+    fn a_forgotten_socket_can_connect_again() {
         let rendezvous = Rendezvous::open().unwrap();
         let at = rendezvous.at(true).unwrap();
         let (socket, ours) = program(AddressFamily::INET, SocketFlags::empty());
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_disconnected_has_not_crossed() {
+    fn crossed_fails_if_the_program_has_disconnected_its_socket() {
         let rendezvous = Rendezvous::open().unwrap();
         let (socket, ours) = program(AddressFamily::INET, SocketFlags::NONBLOCK);
         let pending = begin(ours, rendezvous.at(true).unwrap());

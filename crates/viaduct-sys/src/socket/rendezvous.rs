@@ -1,10 +1,10 @@
-//! Rendezvous: the socket to which a wrapped program's connect is redirected, and at which it
-//! waits.
+//! Rendezvous: the socket to which a wrapped program's connect is redirected, and at which the
+//! connect waits.
 //!
 //! A program must not see its connect complete before the far end has answered, and must keep its
-//! own socket. Its connect is therefore redirected to a port of ours that drops SYNs, where it
-//! stays in progress as long as needed. When the far end has answered, we connect from that port
-//! *to the program*: two connects that cross form one connection (simultaneous open, RFC 9293,
+//! own socket. Its connect is therefore redirected to a port of ours that drops SYNs, where the
+//! connect stays in progress as long as needed. When the far end has answered, we connect from that
+//! port *to the program*: two connects that cross form one connection (simultaneous open, RFC 9293,
 //! 3.5). No other program can connect to the port.
 //!
 //! ```text
@@ -53,15 +53,16 @@ impl Rendezvous {
         Ok(Rendezvous { v4: sink_listener(Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// Returns the address to which IPv4 connects are redirected, or IPv6 ones if `v4` is false.
+    /// Returns the address to which IPv4 connects are redirected, or, if `v4` is false, IPv6
+    /// connects.
     pub fn at(&self, v4: bool) -> Option<SocketAddr> {
         let listener = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         listener.and_then(|at| at.listener.local_addr().ok())
     }
 
     /// Connects to the program's socket at `program`, which is connecting to the rendezvous port.
-    /// The stream is connected at once. If the program has ended meanwhile, a read fails. Errors: a
-    /// recent connection between the same two addresses still exists (`TIME-WAIT`).
+    /// The returned stream is connected. If the program has ended meanwhile, a read fails. Errors:
+    /// a recent connection between the same two addresses still exists (`TIME-WAIT`).
     pub fn connect_to(&self, program: SocketAddr) -> io::Result<TcpStream> {
         let socket = self.bound_socket(program.is_ipv4())?;
         tcp::connect_bound(&socket, program)?;
@@ -69,8 +70,8 @@ impl Rendezvous {
     }
 
     /// Opens a socket for [`tcp::connect_bound`] to a program, for IPv4, or for IPv6 if `v4` is
-    /// false. While it is open, no other process can bind the port. Errors: the machine lacks the
-    /// address family.
+    /// false. While the socket is open, no other process can bind the port. Errors: the machine
+    /// lacks the address family.
     pub fn bound_socket(&self, v4: bool) -> io::Result<TcpStream> {
         let at = self.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
         tcp::bound(at, OPTIONS)
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connect_is_in_progress_until_it_is_met() {
+    fn a_connect_stays_in_progress_until_the_rendezvous_connects_to_it() {
         let rendezvous = Rendezvous::open().unwrap();
         for v4 in [true, false] {
             let Some(at) = rendezvous.at(v4) else { continue };

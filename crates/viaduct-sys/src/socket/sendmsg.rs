@@ -16,8 +16,8 @@ pub struct Message {
     pub control: Vec<u8>,
 }
 
-/// Sends `message` without blocking. Returns the number of bytes sent. Errors: as `sendmsg(2)`,
-/// including `EAGAIN`.
+/// Sends `message` without blocking. Returns the number of bytes sent. Errors: those of
+/// `sendmsg(2)`, including `EAGAIN`.
 pub fn sendmsg(socket: &OwnedFd, message: &Message, flags: i32) -> io::Result<usize> {
     let Message { sockaddr, data, control } = message;
     // No `MSG_ZEROCOPY`, as the data is a temporary copy.

@@ -74,7 +74,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: Option<BorrowedFd<'_>>) -> io:
     send_with_fds(socket, bytes, fds.as_slice())
 }
 
-/// Sends a message with up to four descriptors. Errors: as [`send`].
+/// Sends a message with up to four descriptors. Errors: those of [`send`].
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_in(socket, bytes, fds, &mut [MaybeUninit::uninit(); SPACE])
 }
@@ -82,7 +82,7 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
 /// Sends a message with up to 253 descriptors.
 ///
 /// # Errors
-/// As [`send`]; or there are too many descriptors.
+/// Those of [`send`], or there are too many descriptors.
 pub fn send_many(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_in(socket, bytes, fds, &mut [MaybeUninit::uninit(); MANY_SPACE])
 }
@@ -111,7 +111,8 @@ pub struct Received {
     pub fds: Vec<OwnedFd>,
     /// True if the message was longer than the buffer, and therefore not of the expected format.
     pub is_truncated: bool,
-    /// True if descriptors were lost: the message had too many, or this process may open no more.
+    /// True if descriptors were lost, because the message had too many or because this process has
+    /// reached its limit.
     pub lost_fds: bool,
 }
 
@@ -139,7 +140,7 @@ pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Recei
 /// Receives a message with up to 253 descriptors.
 ///
 /// # Errors
-/// As [`receive_with_fds`]; `TimedOut` once the time of [`set_timeout`] has passed.
+/// Those of [`receive_with_fds`], and `TimedOut` once the time of [`set_timeout`] has passed.
 pub fn receive_many(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
     match receive_in(socket, bytes, &mut [MaybeUninit::uninit(); MANY_SPACE]) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_comes_beside_a_record() {
+    fn messages_carry_descriptors() {
         let name = format!("@viaduct-records-{}", std::process::id());
         let listener = listen(&name).unwrap();
         let ours = connect(&name).unwrap();

@@ -84,7 +84,8 @@ impl Pipe {
     }
 
     /// Moves the bytes in the pipe to `to`. `more` announces that more data or the end of stream
-    /// follows at once, so that `to` does not send a partial last segment yet. Errors: `to` failed.
+    /// follows immediately, so that `to` does not send a partial last segment yet. Errors: `to`
+    /// failed.
     pub fn drain(&mut self, to: impl AsFd, more: bool) -> io::Result<Spliced> {
         let mut flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         flags.set(SpliceFlags::MORE, more);

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timestamp_is_of_the_arrival_and_not_of_the_read() {
+    fn a_timestamp_is_the_time_of_arrival_not_of_reading() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         enable(&socket).unwrap();
         std::thread::sleep(Duration::from_millis(200));

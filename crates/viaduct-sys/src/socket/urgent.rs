@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn an_urgent_byte_is_taken_where_it_stands() {
+    fn an_urgent_byte_is_read_at_its_position() {
         let (mut from, mut to) = pair();
         rustix::net::sockopt::set_socket_oobinline(&to, true).unwrap();
         assert!(!is_next(&to).unwrap());

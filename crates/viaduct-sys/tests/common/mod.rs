@@ -11,12 +11,12 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 
-/// Returns whether the test may make namespaces. Prints a notice if not.
+/// Returns whether the test may create namespaces. Prints a notice if not.
 pub(crate) fn is_root() -> bool {
     // SAFETY: takes no arguments, and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
-        eprintln!("skipped: making network namespaces needs root");
+        eprintln!("skipped: creating network namespaces needs root");
     }
     root
 }
@@ -29,7 +29,7 @@ pub(crate) fn enter_new_namespace() {
 }
 
 /// Runs a shell line in the calling thread's namespace, and returns its output. Panics with all
-/// output if it fails.
+/// output if the line fails.
 pub(crate) fn sh(line: &str) -> String {
     let out = Command::new("sh").args(["-ec", line]).output().expect("sh runs");
     let text = String::from_utf8_lossy(&out.stdout).into_owned();

@@ -1,5 +1,5 @@
-//! Programs that pass or refuse datagrams. They change only the destination of DNS queries (`dns`):
-//! datagrams for handlers are held in a queue later ([`crate::nft::datagram_queue`]).
+//! Programs that pass or refuse datagrams, and redirect DNS queries (`dns`). Datagrams for handlers
+//! pass here, and are held in a queue later ([`crate::nft::datagram_queue`]).
 
 use super::endpoints::ENDS;
 use super::programs::{COOKIE, NOTE, report_if_enabled, report_note};
@@ -9,7 +9,8 @@ use crate::bpf::asm::{Asm, FP, Insn, R0, R1, R2, R6, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 
-/// Builds the sendmsg program, which passes or refuses datagrams that are sent with an address.
+/// Builds the sendmsg program, which passes or refuses datagrams whose destination is an argument
+/// of the call.
 pub(super) fn message(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     asm.copy(R6, R1);

@@ -1,9 +1,9 @@
-//! DNS queries are redirected to this process's resolver, whatever server they are sent to. The
+//! Redirection of DNS queries to this process's resolver, whichever server they are sent to. The
 //! answers appear to come from that server.
 //!
 //! ```text
 //!   connect(2), sendto(2) ─▶ port 53? note the server by cookie, rewrite address ─▶ resolver
-//!   recvfrom(2) ◀─ source: that server ◀─ recvmsg: is it from the resolver, and a server noted?
+//!   recvfrom(2) ◀─ source: that server ◀─ recvmsg: from the resolver, and a server is noted?
 //! ```
 
 use std::net::SocketAddr;
@@ -45,8 +45,9 @@ impl DnsServers {
     }
 
     /// Emits the redirection of DNS queries, for a datagram whose destination is at `note` on the
-    /// stack, with the context's address in R6. A query goes to the resolver, its socket's cookie
-    /// is stored at `cookie`, and the program ends. Other datagrams continue after this code.
+    /// stack, with the context's address in R6. For a query, the code notes the server under the
+    /// socket's cookie, which is stored at `cookie`, rewrites the destination, and ends the
+    /// program. For other datagrams the program continues after this code.
     pub(super) fn ask(&self, asm: &mut Asm, note: i16, cookie: i16, v4: bool) {
         let [other, refuse] = [(); 2].map(|()| asm.label());
         asm.load(Width::Half, R2, FP, note + 16);

@@ -14,7 +14,7 @@ pub(super) const INTERFACE: i16 = 20;
 /// Bytes of two endpoints: the peer's, and then the socket's own.
 pub(super) const ENDS: usize = 2 * END as usize;
 
-/// Third word of an IPv4-mapped IPv6 address, which precedes the IPv4 address.
+/// Third word of an IPv4-mapped IPv6 address; the fourth is the IPv4 address.
 pub(super) const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
 /// Encodes two endpoints.

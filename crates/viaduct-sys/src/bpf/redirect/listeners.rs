@@ -2,7 +2,7 @@
 //! the programs.
 //!
 //! ```text
-//!   listen(2) ─▶ sock_ops: the port is counted        close ─▶ it is no longer counted
+//!   listen(2) ─▶ sock_ops: the listener is counted    close ─▶ it is no longer counted
 //!   SYN to such a port  ─▶ sk_lookup ─┬─ from a client  ─▶ this process's listener ─▶ handlers ─┐
 //!                                     └─ from us ─▶ the program's listener ◀────────────────────┘
 //!   accept(2), getpeername(2) ─▶ the client that InboundConns::note has set for our source port
@@ -33,8 +33,8 @@ const LOCAL_IP6: i16 = 44;
 const LOCAL_PORT: i16 = 60;
 const REMOTE_IP4: i16 = 16;
 const REMOTE_IP6: i16 = 20;
-/// `127.0.0.1` in memory order. The kernel drops packets from other hosts that have this source, or
-/// `::1`.
+/// `127.0.0.1` in memory order. The kernel drops packets from other hosts whose source is this
+/// address or `::1`.
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 /// Words of `::1` in memory order.
 const LOOPBACK6: [u32; 4] = [0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])];
@@ -137,9 +137,9 @@ impl ListenerRedirect {
         self.count(asm, -1);
     }
 
-    /// Emits the handling of an accepted connection. If we have opened it, copies the addresses of
-    /// [`InboundConns::note`] to `names`, under the cookie that is at `cookie` on the stack;
-    /// otherwise jumps to `done`.
+    /// Emits the handling of an accepted connection. If this process has opened the connection,
+    /// copies the addresses of [`InboundConns::note`] to `names`, under the cookie that is at
+    /// `cookie` on the stack; otherwise jumps to `done`.
     pub(super) fn on_accept(&self, asm: &mut Asm, names: &Map<ENDS>, cookie: i16, done: Label) {
         asm.load(Width::Word, R2, R6, OPS_REMOTE_PORT);
         asm.network_order_word(R2);
@@ -147,8 +147,8 @@ impl ListenerRedirect {
         asm.look_up(&*self.inside.0, KEY, done);
         asm.copy_memory((FP, COPY), (R0, 0), ENDS as i16);
         asm.keep(names, cookie, COPY);
-        // A client may use the same port later. It must not be mistaken for us, as it would bypass
-        // the chain.
+        // A client may use the same port later. If its connection were mistaken for ours, it would
+        // bypass the chain.
         asm.forget(&*self.inside.0, KEY);
     }
 

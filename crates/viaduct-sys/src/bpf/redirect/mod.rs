@@ -1,7 +1,7 @@
 //! Redirection of wrapped programs by cgroup BPF: a connect is redirected to a rendezvous socket
 //! ([`crate::socket::rendezvous`]), and this process learns its intended destination. If no handler
-//! needs the bytes, the connection is offloaded: the program keeps its own connection, and the
-//! kernel does all the work.
+//! needs the bytes, the connection is offloaded: the program keeps its own connection, and no byte
+//! passes through this process.
 //!
 //! ```text
 //!   connect(2) ─▶ connect: notes the destination by cookie, rewrites the address ─▶ SYN ─┐
@@ -49,7 +49,8 @@ use crate::socket::tcp::{MIRRORED, Mirrored};
 
 /// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
-/// Bytes of the event ring. A connect event that does not fit is sent again with the next SYN.
+/// Bytes of the event ring. A connect event that does not fit is sent again when the kernel
+/// retransmits the SYN.
 const RING: usize = 256 << 10;
 /// Max rules for connections, and for datagrams, that a BPF program tests.
 const MAX_RULES: usize = 256;
@@ -92,13 +93,14 @@ pub struct RedirectConfig<'a> {
     pub listeners: [Option<BorrowedFd<'a>>; 2],
     /// Addresses and ports that programs listen on.
     pub ports: Ports,
-    /// Kernel features for offloaded connections; `None` if connections are redirected here.
+    /// Kernel features for offloaded connections; `None` if connections are redirected to this
+    /// process.
     pub offload: Option<Offload>,
     /// Resolver for DNS queries; if `None`, queries are handled like other datagrams.
     pub resolver: Option<Resolver>,
     /// True if events are sent for connections and datagrams that pass or are refused.
     pub reports: bool,
-    /// True if programs may open no IP sockets other than TCP and UDP ones.
+    /// True if the only IP sockets that programs may open are TCP and UDP sockets.
     pub strict: bool,
 }
 
@@ -115,10 +117,10 @@ impl RedirectConfig<'_> {
 pub enum DatagramMode {
     /// Datagrams pass this hook, and are held in a queue later ([`crate::nft::datagram_queue`]).
     Held,
-    /// Datagrams cannot be handled, and pass untouched. The first one of all is reported even if
+    /// Datagrams cannot be handled, and pass untouched. The first datagram is reported even if
     /// [`RedirectConfig::reports`] is off.
     Passed,
-    /// Datagrams cannot be handled, and are refused. The first one of all is reported even if
+    /// Datagrams cannot be handled, and are refused. The first datagram is reported even if
     /// [`RedirectConfig::reports`] is off.
     Refused,
 }
@@ -154,8 +156,8 @@ pub enum RedirectEvent {
     Option(OptionChange),
     /// An offloaded connection to this destination begins.
     OffloadStarted(SocketAddr),
-    /// An offloaded connection has ended: destination, bytes sent, bytes received. On a path with a
-    /// long round-trip time, the event is later than the program's close.
+    /// An offloaded connection has ended: destination, bytes sent, bytes received. The event may
+    /// come a round-trip time or more after the program's close.
     OffloadEnded(SocketAddr, u64, u64),
 }
 

@@ -14,11 +14,11 @@ pub(super) const PORT: i16 = 24;
 /// Action for a connect or a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleAction {
-    /// Redirects it.
+    /// Redirects the connect or the datagram.
     Redirect,
-    /// Lets it pass untouched.
+    /// Lets the connect or the datagram pass untouched.
     Pass,
-    /// Refuses it: the call fails.
+    /// Refuses the connect or the datagram: the call fails.
     Refuse,
 }
 
@@ -101,9 +101,9 @@ impl Rule {
     }
 }
 
-/// Emits code that notes the destination in the context, which is at R6. The note is at `at` on the
-/// stack, padded with zeros to `room` bytes. The unspecified address becomes the loopback address,
-/// as in the kernel. Clobbers R2.
+/// Emits code that notes the destination of the context in R6. The note is at `at` on the stack,
+/// padded with zeros to `room` bytes. The unspecified address becomes the loopback address, as in
+/// the kernel. Clobbers R2.
 pub(super) fn note_destination(asm: &mut Asm, at: i16, room: usize, v4: bool) {
     asm.set(R2, 0);
     for n in (0..room as i16).step_by(8) {

@@ -1,6 +1,6 @@
 //! A small assembler for classic BPF: labels instead of offsets, and jumps of any distance.
 //!
-//! A conditional jump of classic BPF reaches 255 instructions. A longer one is encoded as three
+//! A conditional jump of classic BPF reaches 255 instructions. A longer jump is encoded as three
 //! instructions: the test, and an unconditional jump (32 bits) for either outcome.
 
 use libc::{
@@ -62,19 +62,19 @@ impl Asm {
         self.plain(BPF_ST, cell);
     }
 
-    /// Jumps to `yes` if the test holds, else to `no`.
+    /// Jumps to `yes` if the test holds, otherwise to `no`.
     pub(crate) fn branch(&mut self, test: Test, yes: Label, no: Label) {
         self.ops.push(Op::Branch { test, yes, no });
     }
 
-    /// Jumps to `yes` if the test holds, else continues at the next instruction.
+    /// Jumps to `yes` if the test holds; otherwise continues at the next instruction.
     pub(crate) fn jump_if(&mut self, test: Test, yes: Label) {
         let on = self.label();
         self.branch(test, yes, on);
         self.place(on);
     }
 
-    /// Jumps to `no` if the test does not hold, else continues at the next instruction.
+    /// Jumps to `no` if the test does not hold; otherwise continues at the next instruction.
     pub(crate) fn jump_unless(&mut self, test: Test, no: Label) {
         let on = self.label();
         self.branch(test, on, no);
@@ -198,7 +198,7 @@ instructions! {
     remainder(by) => BPF_ALU | BPF_MOD | BPF_K, by;
     /// Ends the program with the result A.
     answer() => BPF_RET | BPF_A, 0;
-    /// Ends the program. It keeps `bytes` of the packet; 0 drops the packet.
+    /// Ends the program with the number of bytes to keep of the packet; 0 drops the packet.
     keep(bytes) => BPF_RET | BPF_K, bytes;
 }
 

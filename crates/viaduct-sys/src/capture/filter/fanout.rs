@@ -40,9 +40,9 @@ pub struct FanoutProgram {
     /// most 64.
     pub members: Vec<u8>,
     /// For UDP datagrams that carry the number of their share in their payload: the local address
-    /// to which they are sent, and the offset of the number (one byte) in the payload. Fragments
-    /// are hashed. `0.0.0.0` means any IPv4 address, and `[::]` any address. If set, the program is
-    /// for incoming packets only.
+    /// to which they are sent, and the offset of the number (one byte) in the payload. The share of
+    /// a fragment is the hash of its addresses. `0.0.0.0` means any IPv4 address, and `[::]` any
+    /// address. If set, the program is for incoming packets only.
     pub datagrams: Option<(SocketAddr, u32)>,
 }
 

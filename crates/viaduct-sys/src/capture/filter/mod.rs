@@ -13,7 +13,7 @@
 //!     arrives:  source is a peer's and destination local            -> yes
 //!     arrives:  unfragmented UDP, or packets that look like TCP,
 //!               to one of our addresses and ports                   -> yes
-//!     all else                                                      -> no
+//!     any other packet                                              -> no
 //! ```
 //!
 //! Between sites only addresses are compared, so every fragment of a packet passes. A tap with
@@ -46,7 +46,7 @@ use prefix::PrefixSet;
 pub use share::{Share, listener_of};
 pub use syn::{SynFilter, no_syns};
 
-/// Bits of a VLAN tag that name the VLAN.
+/// Bits of a VLAN tag that identify the VLAN.
 const VLAN_ID: u32 = 0x0fff;
 /// Max instructions that the kernel accepts.
 const MAX_INSNS: usize = 4096;
@@ -144,8 +144,8 @@ pub enum FilterError {
 
 impl TapFilter {
     /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions. If the
-    /// prefixes need more, those that are closest to each other are joined to one range, which
-    /// includes the addresses between them: the tap then also copies packets that belong to no
+    /// prefixes need more, those that are closest to each other are merged into one range, which
+    /// includes the addresses between them. The tap then also copies packets that belong to no
     /// site. Errors: a prefix length is out of range.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let mut local = PrefixSet::new(&self.local)?;
@@ -303,14 +303,14 @@ pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
 
 /// Attaches `program` to the group of sockets that share an address and a port (`SO_REUSEPORT`), to
 /// which `socket` belongs. For each packet the program returns the index of a socket, in the order
-/// in which the sockets joined the group. If the index is out of range, the kernel chooses. Errors:
-/// as [`attach`], or the socket does not share its address.
+/// in which the sockets joined the group. If the index is out of range, the kernel chooses a
+/// socket. Errors: those of [`attach`], or the socket does not share its address.
 pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as((libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF), socket, program)
 }
 
 /// Sets the program of the group of taps to which `socket` belongs. For each packet the program
-/// returns the index of a member, modulo the number of members. Errors: as [`attach`], or the
+/// returns the index of a member, modulo the number of members. Errors: those of [`attach`], or the
 /// socket is not in a group.
 pub(crate) fn attach_to_fanout(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as((libc::SOL_PACKET, libc::PACKET_FANOUT_DATA), socket, program)
@@ -325,7 +325,7 @@ fn attach_as(
     // The kernel only reads the program: the cast away from const is due to the C interface.
     let fprog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
     let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
-    // SAFETY: `BpfInsn` has the layout of `sock_filter`; the kernel reads `len` of them, and
+    // SAFETY: `BpfInsn` has the layout of `sock_filter`; the kernel reads `len` instructions, and
     // `fprog` and `program` live through the call, which copies both.
     os::check(unsafe {
         libc::setsockopt(socket.as_raw_fd(), level, how, (&raw const fprog).cast(), length)

@@ -25,7 +25,7 @@ const UNREACHABLE_V4: u32 = 3;
 const UNREACHABLE_V6: u32 = 1;
 /// Bytes of the ICMP header.
 const ICMP_HEAD: u32 = 8;
-/// Length of an IPv4 header that ICMP quotes, if it has no options.
+/// Length of an IPv4 header without options, as quoted in an ICMP message.
 const QUOTED_V4: u32 = 20;
 
 /// Max ports that are tested one by one. A longer list is tested as one range.
@@ -48,7 +48,7 @@ pub struct OptionMark {
 ///   the same without the mark: SYN-ACK or reset, if `plain`         -> yes
 ///   ICMP "too big" about TCP from one of the ports                  -> yes
 ///   ICMP "unreachable" about the same, if `plain`                   -> yes
-///   all else                                                        -> no
+///   any other packet                                                -> no
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct OptionFilter<'a> {
@@ -93,7 +93,7 @@ impl OptionFilter<'_> {
 
         asm.place(v4);
         asm.load_half(6);
-        // Refuses all fragments, the first one included, as it is not a complete message.
+        // Refuses all fragments: even the first fragment is not a complete message.
         asm.jump_if(Test::AnyBit(0x3fff), no);
         asm.x_from_ipv4_header_length(0);
         asm.load_byte(9);
@@ -124,7 +124,7 @@ impl OptionFilter<'_> {
         asm.finish()
     }
 
-    /// Emits a jump to `no` unless the type and code in A belong to an error that we need.
+    /// Emits a jump to `no` unless the type and code in A belong to an error that is to pass.
     fn test_icmp(&self, asm: &mut Asm, too_big: u32, unreachable: u32, no: Label) {
         if !self.plain {
             return asm.jump_unless(Test::Equal(too_big), no);

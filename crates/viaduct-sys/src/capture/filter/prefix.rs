@@ -13,7 +13,8 @@ use std::net::IpAddr;
 use super::FilterError;
 use super::asm::{Asm, Label, Test};
 
-/// Max cuts whose tests share one jump to each result: short jumps from all of the tests reach it.
+/// Max cuts whose tests share one jump to each result. Each of these tests is close enough to the
+/// jump to reach it by a short jump.
 const NEAR: usize = 100;
 
 /// Addresses of both families. The bits of an IPv4 address are the highest 32.
@@ -54,23 +55,23 @@ impl PrefixSet {
         Ok(set)
     }
 
-    /// Number of ranges.
+    /// Returns the number of ranges.
     pub(super) fn len(&self) -> usize {
         self.v4.len() + self.v6.len()
     }
 
-    /// Returns a set that contains all addresses of this one in half as many ranges of each family,
-    /// at least one. The ranges that are closest to each other are joined.
+    /// Returns a set that contains all addresses of this set in half as many ranges of each family,
+    /// but at least one. The ranges that are closest to each other are joined.
     pub(super) fn coarser(&self) -> PrefixSet {
         PrefixSet { v4: halved(&self.v4), v6: halved(&self.v6) }
     }
 
-    /// Emits a jump to `hit` if the IPv4 address at X is in the set, else to `miss`.
+    /// Emits a jump to `hit` if the IPv4 address at X is in the set, otherwise to `miss`.
     pub(super) fn test_v4(&self, asm: &mut Asm, hit: Label, miss: Label) {
         search(asm, &self.v4, 0, (hit, miss));
     }
 
-    /// Emits a jump to `hit` if the IPv6 address at X is in the set, else to `miss`.
+    /// Emits a jump to `hit` if the IPv6 address at X is in the set, otherwise to `miss`.
     pub(super) fn test_v6(&self, asm: &mut Asm, hit: Label, miss: Label) {
         search(asm, &self.v6, 0, (hit, miss));
     }
@@ -89,7 +90,8 @@ fn merged(mut ranges: Ranges) -> Ranges {
     ranges
 }
 
-/// Joins each range to the one before it if their distance is in the smaller half of the distances.
+/// Joins each range to the previous range if the gap between them is in the smaller half of all
+/// gaps.
 fn halved(ranges: &Ranges) -> Ranges {
     let distance = |n: usize| ranges[n].0 - ranges[n - 1].1;
     let mut order: Vec<usize> = (1..ranges.len()).collect();
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_or_touches_becomes_one() {
+    fn prefixes_that_overlap_or_adjoin_become_one_range() {
         let some = set(&[("10.1.128.0", 17), ("10.1.0.0", 17), ("10.1.7.0", 24), ("10.3.0.9", 32)]);
         let at = |ip: [u8; 4]| u32::from_be_bytes(ip);
         let expected =

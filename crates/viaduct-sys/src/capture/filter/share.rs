@@ -50,7 +50,7 @@ pub fn listener_of(of: u32) -> Vec<BpfInsn> {
 }
 
 /// Emits A = index of the loop for the source port in A. The multiplication spreads ports that are
-/// not random: connect(2) prefers even ones.
+/// not random: connect(2) prefers even ports.
 fn loop_of(asm: &mut Asm, of: u32) {
     asm.multiply(GOLDEN);
     asm.shift_right(16);

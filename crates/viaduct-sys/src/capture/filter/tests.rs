@@ -1,5 +1,5 @@
-//! Tests of the filters: a small interpreter runs them, and the results are compared with the rules
-//! in plain Rust.
+//! Tests of the filters: a small interpreter runs them, and the results are compared with the same
+//! rules in plain Rust.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -40,7 +40,7 @@ impl Packet {
     }
 }
 
-/// Converts an offset to one in a packet that begins at its network header.
+/// Converts an offset of a program to an offset in a packet that begins at its network header.
 fn place(at: u32) -> u32 {
     if at.cast_signed() < 0 { at.wrapping_sub(libc::SKF_NET_OFF.cast_unsigned()) } else { at }
 }
@@ -317,7 +317,7 @@ fn thousands_of_prefixes_fit_and_all_their_packets_pass() {
 }
 
 #[test]
-fn one_listener_for_each_family_is_enough() {
+fn the_ipv6_wildcard_listener_receives_ipv4_datagrams_too() {
     let listen: Vec<SocketAddr> = vec!["[::]:4500".parse().unwrap()];
     let filter = TapFilter { listen, ..TapFilter::default() };
     assert!(accepts(&filter, &packet(PACKET_HOST, "10.0.0.1", "10.0.0.2")));
@@ -429,7 +429,7 @@ fn icmp_errors_about_own_packets_pass_and_others_do_not() {
 }
 
 #[test]
-fn each_client_is_of_one_tap_and_all_taps_hear_icmp() {
+fn each_client_belongs_to_one_tap_and_all_taps_receive_icmp() {
     let mark = OptionMark { word: 0xfd0c_5674, byte: 0x10 };
     let filter = |number| {
         let share = Some(Share { number, of: 3 });
@@ -456,7 +456,7 @@ fn each_client_is_of_one_tap_and_all_taps_hear_icmp() {
 }
 
 #[test]
-fn each_syn_is_of_one_loop_and_its_listener_is_too() {
+fn each_syn_and_its_listener_belong_to_the_same_loop() {
     const LOOPS: u32 = 3;
     let filter = |number| {
         let share = Some(Share { number, of: LOOPS });

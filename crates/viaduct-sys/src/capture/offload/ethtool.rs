@@ -104,8 +104,8 @@ impl Device {
         }
         ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
         // SAFETY: the name is shorter than its array, hence NUL-terminated. The kernel reads and
-        // writes `request` as far as the counts in it say, and the methods above allocate it by
-        // these counts.
+        // writes as much of `request` as its counts specify, and the methods above allocate
+        // `request` by these counts.
         os::check(unsafe {
             libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut ifreq)
         })

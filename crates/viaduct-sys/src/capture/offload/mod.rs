@@ -9,7 +9,7 @@
 //!
 //! A tap that must see the wire's packets byte for byte needs all offloads off on its interface;
 //! the kernel then segments packets and fills in checksums before the tap. On a veth pair the
-//! offloads of the other end have to be off as well, as they decide which packets arrive; on a
+//! offloads of the other end have to be off as well, as they determine which packets arrive; on a
 //! physical link, packets always arrive as they were on the wire.
 #![allow(unsafe_code)]
 
@@ -100,8 +100,8 @@ impl OffloadState {
         Err(OffloadError::Stuck { interface: self.interface.clone(), features })
     }
 
-    /// Switches the features on again. May be called again. An interface that no longer exists is
-    /// not an error. Errors: CAP_NET_ADMIN is missing.
+    /// Switches the features on again. May be called repeatedly. An interface that no longer exists
+    /// is not an error. Errors: CAP_NET_ADMIN is missing.
     pub fn restore(&self) -> Result<(), OffloadError> {
         match self.set(true) {
             Err(OffloadError::Device { source, .. })

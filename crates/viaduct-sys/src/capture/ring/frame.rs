@@ -90,9 +90,9 @@ impl<'a> Frame<'a> {
         self.direction
     }
 
-    /// Returns the number of bytes of the packet on the interface. A truncated frame has only the
-    /// first of them. For an IP packet this is the length in its header, which excludes the padding
-    /// of short Ethernet frames.
+    /// Returns the number of bytes of the packet on the interface. A truncated frame has fewer
+    /// bytes. For an IP packet this is the length in its header, which excludes the padding of
+    /// short Ethernet frames.
     pub fn original_len(&self) -> usize {
         self.original_len
     }
@@ -102,9 +102,9 @@ impl<'a> Frame<'a> {
         self.bytes.len() < self.original_len
     }
 
-    /// Returns false if the transport checksum is not filled in yet, as this is left to a device.
-    /// The bytes of the frame then differ from those on the wire. If checksum offload is switched
-    /// off ([`crate::capture::offload`]), all checksums are filled in.
+    /// Returns false if the transport checksum is still to be filled in by a device. The bytes of
+    /// the frame then differ from those on the wire. If checksum offload is switched off
+    /// ([`crate::capture::offload`]), all checksums are filled in.
     pub fn checksum_ready(&self) -> bool {
         self.checksum_ready
     }
@@ -146,7 +146,7 @@ impl DerefMut for Frame<'_> {
     }
 }
 
-/// Returns the length in an IP packet's header; `None` if there is none (not IP, or a jumbogram).
+/// Returns the length in an IP packet's header; `None` for a jumbogram, or if the packet is not IP.
 fn ip_length(bytes: &[u8]) -> Option<usize> {
     let word =
         |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
@@ -162,7 +162,7 @@ mod tests {
     use super::ip_length;
 
     #[test]
-    fn the_length_is_the_packets_own() {
+    fn the_length_is_read_from_the_ip_header() {
         assert_eq!(ip_length(&[0x45, 0, 0, 40, 0, 0]), Some(40));
         assert_eq!(ip_length(&[0x60, 0, 0, 0, 0, 20]), Some(60));
         assert_eq!(ip_length(&[0x45, 0, 0, 0, 0, 0]), None, "a super-packet above 64 KiB");

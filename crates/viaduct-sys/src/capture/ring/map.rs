@@ -41,7 +41,7 @@ pub(super) struct Map {
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and `Map` is its only owner. Packets
-// borrow it mutably, so two threads never use it at once.
+// borrow it mutably, so two threads never use it at the same time.
 unsafe impl Send for Map {}
 
 impl Map {
@@ -84,8 +84,8 @@ impl Map {
         Some((header.num_pkts, header.offset_to_first_pkt as usize))
     }
 
-    /// Returns whether the kernel, when it handed over block `index`, had dropped packets since the
-    /// drop count was last read, because the ring was full. The block must be open.
+    /// Returns whether packets had been dropped because the ring was full, between the last reading
+    /// of the drop count and the handover of block `index`. The block must be open.
     pub(super) fn is_losing(&self, index: usize) -> bool {
         self.status(index).load(Ordering::Relaxed) & TP_STATUS_LOSING != 0
     }
@@ -141,7 +141,7 @@ pub(super) struct Packet<'a> {
 
 impl<'a> Packet<'a> {
     pub(super) fn header(&self) -> tpacket3_hdr {
-        // SAFETY: `room` and the alignment were checked when this value was made; the block is
+        // SAFETY: `room` and the alignment were checked when this value was created; the block is
         // ours.
         unsafe { self.base.cast().read() }
     }
@@ -164,8 +164,9 @@ impl<'a> Packet<'a> {
         let offset = offset.min(self.room);
         let length = length.min(self.room - offset);
         // SAFETY: within the block, and initialised, as the kernel maps zeroed pages. There are no
-        // other readers or writers: the kernel does not access a block of ours, and `'a` keeps the
-        // map borrowed, so that meanwhile no second packet is taken and no block given back.
+        // other readers or writers: the kernel does not access a block that we own, and `'a` keeps
+        // the map borrowed, so that no second packet is taken and no block is given back while the
+        // slice exists.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), length) }
     }
 }

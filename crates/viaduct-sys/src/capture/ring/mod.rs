@@ -45,10 +45,10 @@ use crate::os;
 use crate::route::interface;
 use map::{HEADROOM, Map};
 
-/// Min and max bytes of a block. A block is small, so that it fills within a fraction of a
-/// millisecond under load, and so that the ring has many blocks: at a low rate the timer hands over
-/// blocks with one packet each, and a delayed reader needs free blocks. It is large enough to hold
-/// several packets.
+/// Min and max bytes of a block. A small block fills within a fraction of a millisecond under load.
+/// With small blocks, the ring also has many of them: at a low rate the timer hands over blocks
+/// with one packet each, and the kernel needs free blocks while the reader is delayed. The minimum
+/// holds several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
 /// Minimum number of packets of maximum length that a block should hold.
 const PACKETS: usize = 4;
@@ -119,7 +119,8 @@ pub struct Ring {
     map: Map,
     /// Index of the block that is being read, or will be read next.
     block: usize,
-    /// Unread packets in the block, and offset of the next; `None` while the kernel owns it.
+    /// Number of unread packets in the block, and offset of the next one; `None` while the kernel
+    /// owns the block.
     open: Option<(u32, usize)>,
     drops: u64,
     /// True if packets were dropped before the next one.
@@ -135,9 +136,9 @@ impl Ring {
         Ring::open_filtered(ifname, config, &[])
     }
 
-    /// Taps only the packets of interface `ifname` that `program` accepts, from the first packet
-    /// on. An empty program accepts all. Errors: as [`Ring::open`], or the kernel refuses the
-    /// program.
+    /// Taps only the packets of interface `ifname` that `program` accepts. No packet arrives
+    /// unfiltered. An empty program accepts all packets. Errors: those of [`Ring::open`], or the
+    /// kernel refuses the program.
     pub fn open_filtered(
         ifname: &str,
         config: RingConfig,
@@ -148,7 +149,7 @@ impl Ring {
 
     /// Taps an interface whose offloads are on. A frame may be a packet that a device will segment,
     /// or whose checksum is missing ([`Frame::segment`], [`Frame::checksum`]). Such a frame has up
-    /// to 65535 bytes. Errors: as [`Ring::open_filtered`].
+    /// to 65535 bytes. Errors: those of [`Ring::open_filtered`].
     pub fn open_with_offloads(
         ifname: &str,
         config: RingConfig,
@@ -185,7 +186,7 @@ impl Ring {
     }
 
     /// Stops capturing outgoing packets. This is cheaper than a filter, which the kernel would run
-    /// on each of them. Errors: `ENOPROTOOPT` before Linux 4.20.
+    /// on each outgoing packet. Errors: `ENOPROTOOPT` before Linux 4.20.
     pub fn ignore_outgoing(&self) -> io::Result<()> {
         let yes: c_int = 1;
         os::setsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &yes)
@@ -224,8 +225,8 @@ impl Ring {
 
     /// Returns the number of packets dropped so far because the ring was full.
     pub fn drops(&mut self) -> u64 {
-        // The kernel resets its count each time that it is read. Reading cannot fail on a packet
-        // socket; if it did, our count would stay as it is.
+        // Reading the kernel's count resets it. Reading cannot fail on a packet socket; if it did,
+        // our count would stay as it is.
         let stats: io::Result<libc::tpacket_stats_v3> =
             os::getsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS);
         self.drops += stats.map_or(0, |stats| u64::from(stats.tp_drops));
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_sizes_are_named() {
+    fn sizes_out_of_range_are_refused() {
         let open = |max_packet, bytes| Ring::open("lo", RingConfig { max_packet, bytes });
         assert!(matches!(open(20, 1 << 20), Err(RingError::MaxPacket(20))));
         assert!(matches!(open(1500, 4096), Err(RingError::Bytes(4096))));

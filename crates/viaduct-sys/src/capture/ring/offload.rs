@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_read() {
+    fn segment_size_and_missing_checksum_are_parsed() {
         let [size, start, at] = [1_448u16, 34, 16].map(u16::to_ne_bytes);
         let bytes = [[1, 1], [54, 0], size, start, at].concat().try_into().unwrap();
         let segment = NonZeroU16::new(1_448);

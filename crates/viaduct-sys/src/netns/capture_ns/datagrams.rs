@@ -1,7 +1,7 @@
-//! Capture namespace for datagrams: the process that made it reads all outbound packets from
-//! an [`Uplink`], and writes inbound packets, from any source address, to the same uplink.
-//! The UDP sockets of a program in the namespace are ordinary sockets; this process forwards
-//! their datagrams.
+//! Capture namespace for datagrams: the process that created it reads all outbound packets from an
+//! [`Uplink`], and writes inbound packets, from any source address, to the same uplink. The UDP
+//! sockets of a program in the namespace are ordinary sockets; this process forwards their
+//! datagrams.
 //!
 //! ```text
 //!   program ── sendto 192.0.2.1:53 ─▶ default route ─────▶ uplink ─▶ handlers ─▶ a socket outside
@@ -10,8 +10,8 @@
 //!
 //! The kernel accepts IPv6 datagrams from `::1`, and sends datagrams to `::1`, on the loopback
 //! interface only. Inbound IPv6 datagrams are therefore written to that interface
-//! ([`LoopbackSocket`]), with a mark that tells them from outbound ones; outbound datagrams to
-//! `::1` are read from that interface, too.
+//! ([`LoopbackSocket`]), with a mark that distinguishes them from outbound datagrams. Outbound
+//! datagrams to `::1` are read from that interface, too.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,8 +32,7 @@ use crate::socket::lookup::SocketLookup;
 
 /// Number of our routing table, different from those of the kernel's own tables.
 const TABLE: u8 = 100;
-/// Settings by which packets with loopback addresses are routed to the uplink too, and accepted
-/// from it.
+/// Settings that route packets with loopback addresses to the uplink too, and accept them from it.
 const SETTINGS: [(&str, &str); 4] = [
     ("conf/datagrams/route_localnet", "1"),
     ("conf/datagrams/accept_local", "1"),
@@ -73,7 +72,7 @@ pub struct Uplinks {
 
 /// Moves this process, which must have one thread, into a new capture namespace for datagrams. At
 /// first only loopback addresses have routes; the host's routes are copied by
-/// [`super::SourceRoutes::apply`]. Errors: this user may not make a network namespace, or the
+/// [`super::SourceRoutes::apply`]. Errors: this user may not create a network namespace, or the
 /// uplink in it.
 pub fn enter_for_datagrams() -> Result<Uplinks, CaptureNsError> {
     enter_network()?;
@@ -138,7 +137,7 @@ impl LoopbackSocket {
     }
 
     /// Reads the next packet into `packet`. Returns its length, or 0 if it is not an outbound IPv6
-    /// packet. Errors: no packet waits ([`io::ErrorKind::WouldBlock`]).
+    /// packet. Errors: no packet is queued ([`io::ErrorKind::WouldBlock`]).
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         let (mut from, mut length) = (address(0), ADDRESS);
         // SAFETY: the kernel writes at most as much as `packet` and `from` have room for.
@@ -153,8 +152,8 @@ impl LoopbackSocket {
             )
         };
         let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-        // Each outbound packet is seen a second time, as an inbound one. This second copy is
-        // ignored.
+        // The socket receives each outbound packet a second time, as an inbound packet. This second
+        // copy is ignored.
         let leaves = from.sll_pkttype == libc::PACKET_OUTGOING && from.sll_protocol == v6();
         Ok(if leaves { got } else { 0 })
     }
@@ -192,7 +191,7 @@ fn address(protocol: u16) -> libc::sockaddr_ll {
     at
 }
 
-/// Opens a UDP socket in this process's capture namespace, IPv6 or IPv4. Errors: no descriptor is
+/// Opens an IPv6 or IPv4 UDP socket in this process's capture namespace. Errors: no descriptor is
 /// left, or the machine lacks the address family.
 pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };

@@ -75,7 +75,7 @@ impl Listeners {
         (!lost).then_some(cookies)
     }
 
-    /// Returns the sockets that listen at `port`, or at any port if it is 0, for IPv6 or for IPv4.
+    /// Returns the IPv6 or IPv4 sockets that listen on `port`, or on any port if `port` is 0.
     /// Errors: the netlink request fails.
     pub fn at(&self, port: u16, v6: bool) -> io::Result<Vec<Listener>> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn listening_sockets_are_found_with_what_waits_there() {
+    fn listening_sockets_are_found_with_the_lengths_of_their_accept_queues() {
         in_a_namespace(|listeners| {
             for (at, v6) in [("127.0.0.1:0", false), ("[::1]:0", true)] {
                 let listener = TcpListener::bind(at).unwrap();

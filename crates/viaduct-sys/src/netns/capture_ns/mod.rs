@@ -3,7 +3,7 @@
 //!
 //! A listener in the namespace may be bound to any address, and connections to it may come from any
 //! address. The listener's program sees the same addresses as it would outside, but only the
-//! process that made the namespace can reach it. No privilege is needed if the kernel allows
+//! process that created the namespace can reach it. No privilege is needed if the kernel allows
 //! unprivileged user namespaces.
 //!
 //! ```text
@@ -42,7 +42,7 @@ use crate::route::interface::Interface;
 use crate::socket::tcp;
 
 const LOOPBACK: &str = "lo";
-/// Disables TIME-WAIT: on loopback no segment is late, so addresses may be reused at once.
+/// Disables TIME-WAIT: on loopback no segment is late, so addresses may be reused immediately.
 const NO_TIME_WAIT: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
 
 /// Purpose of a socket in the namespace.
@@ -59,10 +59,10 @@ pub enum Purpose {
     BoundSocket,
 }
 
-/// Errors of making a capture namespace.
+/// Errors of creating a capture namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureNsError {
-    /// The namespace cannot be made.
+    /// The namespace cannot be created.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
     /// The namespace cannot be set up.
@@ -72,7 +72,7 @@ pub enum CaptureNsError {
 
 /// Moves this process, which must have one thread, into a new capture namespace. All sockets that
 /// it opens later are in the namespace. Returns access to the namespace's listening sockets.
-/// Errors: this user may not make a network namespace.
+/// Errors: this user may not create a network namespace.
 pub fn enter() -> Result<Listeners, CaptureNsError> {
     enter_network()?;
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
@@ -83,20 +83,19 @@ pub fn enter() -> Result<Listeners, CaptureNsError> {
     let _ = routes::make_all_local(Ipv6Addr::UNSPECIFIED.into(), LOOPBACK, libc::RT_TABLE_LOCAL);
     // If the setting is not writable, a client's port is free again only after a minute.
     let _ = std::fs::write(NO_TIME_WAIT.0, NO_TIME_WAIT.1);
-    Listeners::open().map_err(|error| set_up("notice of closed sockets", error))
+    Listeners::open().map_err(|error| set_up("notification of closed sockets", error))
 }
 
 fn enter_network() -> Result<(), CaptureNsError> {
-    // This is tried in the calling thread, not in a second one. The kernel would count a second
-    // thread for a moment after the thread's end, and it makes no user namespace for a process with
-    // several threads.
+    // Tried in the calling thread, because the kernel refuses a user namespace to a process with
+    // several threads, and would still count a second thread for a moment after its end.
     if netns::move_to_new().is_err() {
         enter_user_namespace()?;
     }
     Ok(())
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+#[expect(clippy::needless_pass_by_value, reason = "it is called in map_err")]
 fn set_up(what: &str, why: impl ToString) -> CaptureNsError {
     CaptureNsError::SetUp(format!("{what}: {}", why.to_string()))
 }
@@ -152,7 +151,7 @@ pub fn to_family(at: SocketAddr, v6: bool) -> SocketAddr {
     }
 }
 
-/// Options that a program may set on a socket before it listens: level and number.
+/// Options that a program may set on a socket before it calls listen(2): level and number.
 const OPTIONS: [(libc::c_int, libc::c_int); 15] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
@@ -173,8 +172,8 @@ const OPTIONS: [(libc::c_int, libc::c_int); 15] = [
 const ASYNC: OFlags = OFlags::from_bits_retain(libc::O_ASYNC as u32);
 const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
 
-/// Copies the options of `like` to `socket`, and sets its blocking mode from `flags`. Accepted
-/// sockets inherit the options. Errors: either descriptor is not a socket.
+/// Copies the options of `like` to `socket`, and sets the blocking mode of `socket` from `flags`.
+/// Accepted sockets inherit the options. Errors: either descriptor is not a socket.
 pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) -> io::Result<()> {
     fcntl_setfl(socket, flags & (OFlags::NONBLOCK | ASYNC))?;
     for (level, name) in OPTIONS {
@@ -234,8 +233,8 @@ pub fn stop_listening(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Read)?)
 }
 
-/// Listens on `socket`, a duplicate of a program's, with the program's backlog. Errors: the kernel
-/// refuses, for example because the address is in use.
+/// Listens on `socket`, a duplicate of a program's socket, with the program's backlog. Errors: the
+/// kernel refuses, for example because the address is in use.
 pub fn listen(socket: impl AsFd, backlog: i32) -> io::Result<()> {
     Ok(rustix::net::listen(socket, backlog)?)
 }
@@ -249,7 +248,7 @@ mod tests {
     use crate::socket::tcp;
     use rustix::fs::fcntl_getfl;
 
-    /// Runs `work` in a capture namespace, in a new thread: the test's own stays outside.
+    /// Runs `work` in a capture namespace, in a new thread: the test's own thread stays outside.
     fn in_capture_ns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             enter().unwrap();

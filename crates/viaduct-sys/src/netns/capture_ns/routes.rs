@@ -54,13 +54,13 @@ fn link_route(interface: &str, to: (IpAddr, u8)) -> io::Result<RouteMessage> {
     Ok(route)
 }
 
-/// Gives `interface` an address.
+/// Adds the address `own` to `interface`.
 pub(super) fn add_address(interface: &str, own: IpAddr) -> io::Result<()> {
     let scope = if own.is_loopback() { AddressScope::Host } else { AddressScope::Universe };
     rtnetlink::add_address(index(interface)?, own, scope)
 }
 
-/// Selector of inbound packets, whose destinations are looked up as local.
+/// Selector of inbound packets, whose destinations are treated as local.
 pub(super) enum Incoming<'a> {
     /// IPv4 packets from this interface.
     By(&'a str),
@@ -89,7 +89,7 @@ pub(super) fn set_lookup_rules(comes: &Incoming<'_>, table: u8) -> io::Result<()
     socket.delete(&old)
 }
 
-/// Makes a veth pair.
+/// Creates a veth pair.
 pub(super) fn make_pair(one: LinkMessage, other: &LinkMessage) -> io::Result<()> {
     RouteSocket::open()?.add(&one.paired_with(other), NLM_F_CREATE)
 }

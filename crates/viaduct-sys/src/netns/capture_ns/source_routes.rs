@@ -15,7 +15,7 @@ use crate::route::prefix::{full_length, share};
 use crate::route::rtnetlink::{self, RouteEvents, RouteSocket};
 use crate::route::table_route::destination;
 
-/// Max prefixes. Further ones are not copied, and use the default route.
+/// Max prefixes. Further prefixes are not copied, and use the default route.
 const MAX_PREFIXES: usize = 256;
 /// Addresses to test for a default route: documentation addresses, to which some hosts have no
 /// route, and the addresses of a DNS root server.
@@ -227,7 +227,7 @@ mod tests {
     use crate::process::tool;
 
     #[test]
-    fn words_are_read_as_written() {
+    fn formatted_prefixes_parse_to_the_same_value_and_give_source_addresses() {
         let own = SourceRoutes::parse(
             "0.0.0.0/0=10.0.0.2 2001:db8::/32=2001:db8::7 10.1.0.0/16=10.1.0.9",
         );

@@ -1,6 +1,6 @@
-//! Uplink of a capture namespace for datagrams: a TUN interface or, where only root may make one, a
-//! veth pair. Both ends of the pair are in the namespace; a packet socket reads and writes the
-//! outer end. The pair needs no privilege on the host.
+//! Uplink of a capture namespace for datagrams: a TUN interface or, where only root may create TUN
+//! interfaces, a veth pair. Both ends of the pair are in the namespace; a packet socket reads and
+//! writes the outer end. The pair needs no privilege on the host.
 //!
 //! ```text
 //!   sockets ── route ──▶ datagrams ══ TUN ══▶ read
@@ -27,7 +27,7 @@ pub(super) const INNER: &str = "datagrams";
 const OUTER: &str = "outside";
 /// Max bytes of a packet, large enough for every datagram.
 const MTU: u32 = 65_535;
-/// Max packets that wait to be read. With a veth pair [`MAX_QUEUED_BYTES`] is the limit.
+/// Max packets queued for reading. With a veth pair, the limit is [`MAX_QUEUED_BYTES`].
 const MAX_QUEUED: u32 = 8192;
 const MAX_QUEUED_BYTES: usize = 8 << 20;
 /// Locally administered MAC addresses of the pair's inner and outer end.
@@ -46,13 +46,13 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Makes the uplink of this thread's network namespace. The interface is up and has no
-    /// addresses. Errors: neither a TUN interface nor a veth pair can be made; the text has both
+    /// Creates the uplink of this thread's network namespace. The interface is up and has no
+    /// addresses. Errors: neither a TUN interface nor a veth pair can be created; the text has both
     /// reasons.
     pub(super) fn make() -> Result<Uplink, String> {
         Uplink::by_tun().or_else(|no_tun| {
             Uplink::by_veth()
-                .map_err(|why| format!("{no_tun}; cannot make a veth pair either: {why}"))
+                .map_err(|why| format!("{no_tun}; cannot create a veth pair either: {why}"))
         })
     }
 
@@ -86,8 +86,8 @@ impl Uplink {
         Uplink { fd, frames }
     }
 
-    /// Reads the next outbound packet into `packet`, and returns its length. Errors: no packet
-    /// waits ([`io::ErrorKind::WouldBlock`]).
+    /// Reads the next outbound packet into `packet`, and returns its length. Errors: no packet is
+    /// queued ([`io::ErrorKind::WouldBlock`]).
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         if !self.frames {
             return Ok(rustix::io::read(&self.fd, packet)?);
@@ -120,7 +120,7 @@ fn raise(interface: &Interface) -> Result<(), String> {
     raised.map_err(|error| error.to_string())
 }
 
-/// Makes the veth pair. The inner end does no neighbour discovery.
+/// Creates the veth pair. The inner end does no neighbour discovery.
 fn pair() -> io::Result<()> {
     let no_arp = libc::IFF_NOARP as u32;
     let mut inner = LinkMessage::default().named(INNER).with(IFLA_ADDRESS, &MACS[0]);
@@ -147,7 +147,7 @@ mod tests {
     use crate::netns::capture_ns::source_routes::SourceRoutes;
 
     /// Checks sending and receiving through an uplink in a new namespace.
-    fn leaves_and_comes_in(make: fn() -> Result<Uplink, String>) {
+    fn check_uplink(make: fn() -> Result<Uplink, String>) {
         let own = Ipv4Addr::new(198, 51, 100, 7);
         let inside = move || {
             crate::netns::capture_ns::enter_network().unwrap();
@@ -189,12 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_by_a_tun_is_read_and_what_is_written_comes_in() {
-        leaves_and_comes_in(Uplink::by_tun);
+    fn datagrams_pass_in_both_directions_over_a_tun() {
+        check_uplink(Uplink::by_tun);
     }
 
     #[test]
-    fn without_a_tun_it_is_the_same_by_a_pair_of_interfaces() {
-        leaves_and_comes_in(Uplink::by_veth);
+    fn datagrams_pass_in_both_directions_over_a_veth_pair() {
+        check_uplink(Uplink::by_veth);
     }
 }

@@ -24,12 +24,12 @@ pub struct Received<'a> {
     pub bytes: &'a [u8],
     /// Length of the whole message; greater than that of `bytes` if the payload is truncated.
     pub length: usize,
-    /// Sender; `None` on a packet socket, whose packets have it in their header.
+    /// Sender; `None` on a packet socket, whose packets have the sender in their header.
     pub from: Option<SocketAddr>,
     /// Local destination address, if [`report_destination`] is set.
     pub to: Option<IpAddr>,
     /// False if the checksum is not to be checked: it is not filled in yet, or a device has
-    /// verified it. Known only on packet sockets with [`report_checksum`]; true on others.
+    /// verified it. Known only on packet sockets with [`report_checksum`]; true on other sockets.
     pub check: bool,
 }
 
@@ -78,9 +78,9 @@ impl Inbox {
     }
 
     /// Receives up to 64 queued messages, which replace those of the last call, and returns their
-    /// number. Does not block. Errors: as `recvmmsg(2)`, for example when the interface has gone
-    /// down. `ECONNREFUSED`, which concerns an earlier datagram, is not reported: the call returns
-    /// 0, although messages may be queued.
+    /// number. Does not block. Errors: those of `recvmmsg(2)`, for example when the interface has
+    /// gone down. `ECONNREFUSED`, which concerns a datagram that was sent earlier, is not reported:
+    /// the call returns 0, although messages may be queued.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.metas.clear();
         // SAFETY: all zeros are a valid `sockaddr_storage`.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Unlike [`crate::socket::udp::UdpBatch`], an inbox reports the local address of a datagram, and
-//! an outbox sends from the address that it is given. Both also work with packet and raw sockets.
+//! an outbox sends each datagram from a given address. Both also work with packet and raw sockets.
 //! The sender of outboxes and of `UdpBatch` (`sender`) lets the kernel segment one message into
 //! several datagrams (`run`), which needs a fraction of the time of one message per datagram.
 
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn datagrams_say_where_they_came_to_and_go_back_from_there() {
+    fn replies_are_sent_from_the_address_that_received_the_datagram() {
         for (any, ip) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "::1")] {
             let server = UdpSocket::bind(any).unwrap();
             let ip: IpAddr = ip.parse().unwrap();
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_to_one_peer_go_as_one_message_and_arrive_one_by_one() {
+    fn consecutive_datagrams_to_one_peer_are_one_message_and_arrive_separately() {
         for (any, ip) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "::1")] {
             let (server, client) = (UdpSocket::bind(any).unwrap(), UdpSocket::bind(any).unwrap());
             let ip: IpAddr = ip.parse().unwrap();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_named_and_the_rest_goes() {
+    fn the_destination_of_a_too_long_message_is_reported_and_the_rest_is_sent() {
         let (server, client) =
             (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
         let to = server.local_addr().unwrap();

@@ -98,7 +98,7 @@ impl Outbox {
     }
 }
 
-/// Returns the path MTU to `ip` that the kernel knows: the device's MTU, or a lower one that a
+/// Returns the path MTU to `ip` that the kernel knows: the device's MTU, or a lower MTU that a
 /// router has reported to the kernel's own sockets. Errors: there is no route to `ip`.
 pub fn path_mtu(ip: IpAddr) -> io::Result<usize> {
     let any: IpAddr =

@@ -3,7 +3,7 @@
 /// Max payload of one message in bytes.
 const MAX_MESSAGE: usize = 65_000;
 
-/// Returns whether the datagrams of a message that failed with `error` are to be sent singly.
+/// Returns whether the datagrams of a message that failed with `error` are to be sent one by one.
 pub(super) fn concerns_segments(error: Option<i32>) -> bool {
     matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
 }

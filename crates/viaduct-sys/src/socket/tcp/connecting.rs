@@ -67,7 +67,7 @@ pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
 /// Begins to connect like [`connect`], with `content` in the SYN. Also returns the number of bytes
 /// of data in the SYN, which is 0 if Fast Open is off (`net.ipv4.tcp_fastopen`). If the port of
 /// `from` is in use or requires a privilege, another port is used, unless
-/// [`TcpOptions::transparent`] is set. Errors: as [`connect`] and [`SynOption::set`].
+/// [`TcpOptions::transparent`] is set. Errors: those of [`connect`] and [`SynOption::set`].
 pub fn connect_with(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -91,7 +91,7 @@ pub fn connect_with(
 /// Binds `socket` to `from` even if another socket, which does not allow sharing, is bound to the
 /// same address. In repair mode, which requires CAP_NET_ADMIN, the kernel does not check for
 /// conflicts. Without this capability the other socket must allow sharing.
-fn bind_beside(socket: &OwnedFd, from: SocketAddr) -> io::Result<()> {
+fn bind_despite_conflict(socket: &OwnedFd, from: SocketAddr) -> io::Result<()> {
     let repairs = |on: libc::c_int| os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_REPAIR, &on);
     let is_repaired = repairs(1).is_ok();
     let bound = rustix::net::bind(socket, &from);
@@ -114,7 +114,7 @@ fn begin(
         sockopt::set_socket_reuseaddr(&socket, true)?;
         sockopt::set_socket_reuseport(&socket, options.shared)?;
         if from.port() != 0 && !options.transparent {
-            bind_beside(&socket, from)?;
+            bind_despite_conflict(&socket, from)?;
         } else if from.port() == 0 {
             // The kernel chooses the port when it knows the peer, so that one port can be used for
             // several peers.
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_is_taken_is_shared_if_it_may_be_and_is_another_if_not() {
+    fn a_taken_port_is_shared_if_possible_and_replaced_by_another_otherwise() {
         let options = TcpOptions::default();
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = server.local_addr().unwrap();

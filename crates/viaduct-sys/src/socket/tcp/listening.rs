@@ -24,7 +24,7 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
 }
 
 /// Opens a non-blocking listener at `ip`, with a port that the kernel chooses and that no other
-/// socket has. Other sockets of this user may share the port from then on. Errors: no port is free,
+/// socket has. Afterwards, other sockets of this user may share the port. Errors: no port is free,
 /// or the address is not this machine's.
 pub fn listen_on_free_port(
     ip: IpAddr,
@@ -56,8 +56,8 @@ pub fn listen_silently(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Delays accept until a client has sent data, for about `limit` at most (`TCP_DEFER_ACCEPT`), in
-/// whole seconds. Errors: the socket is not a TCP socket.
+/// Delays accept until a client has sent data, but for at most about `limit` (`TCP_DEFER_ACCEPT`),
+/// in whole seconds. Errors: the socket is not a TCP socket.
 pub fn defer_accept(listener: impl AsFd, limit: Duration) -> io::Result<()> {
     let seconds = libc::c_int::try_from(limit.as_secs()).unwrap_or(libc::c_int::MAX);
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
@@ -86,8 +86,8 @@ pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
 }
 
 /// Applies `options`, as [`listen`] does, to a listener that another process has opened. Accepted
-/// sockets inherit them. Errors: the socket is not a TCP socket, or a privilege that the options
-/// require is missing.
+/// sockets inherit the options. Errors: the socket is not a TCP socket, or a privilege that the
+/// options require is missing.
 pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListener> {
     listener.set_nonblocking(true)?;
     apply(listener.as_fd(), listener.local_addr()?.is_ipv4(), options)?;

@@ -32,7 +32,7 @@ pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
 }
 
 /// Like [`set_dead_after`], but sends the first keepalive probe after `quiet`, or after half of
-/// `after` if that is earlier. `None` disables probes of an idle peer. Errors: as
+/// `after` if that is earlier. `None` disables probes of an idle peer. Errors: those of
 /// [`set_dead_after`].
 pub fn set_dead_after_quiet(
     stream: impl AsFd,
@@ -63,8 +63,8 @@ fn millis(time: Duration) -> u32 {
 /// Measurement of how long the receive window of a connection's peer has been zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ZeroWindow {
-    /// Time since which the window has been zero, in ns on the monotonic clock; `None` while it
-    /// is open.
+    /// Time since which the window has been zero, in ns on the monotonic clock; `None` while the
+    /// window is open.
     since: Option<u64>,
     /// Time of the last call that found the window open, on the same clock.
     open: Option<u64>,
@@ -91,13 +91,13 @@ impl ZeroWindow {
         let last_sent = now.saturating_sub(info.last_sent().as_nanos() as u64);
         let since = last_sent.max(self.since.or(self.open).unwrap_or_default());
         self.since = Some(since);
-        let shut_for = Duration::from_nanos(now - since);
+        let zero_for = Duration::from_nanos(now - since);
         if info.unanswered_probes() > 0 {
             return Ok(());
         }
         // The next call is one interval later, and a probe is answered by then.
         let interval = (after / 8).max(MIN_INTERVAL);
-        let until = after.max(shut_for + after / 4 + 2 * interval);
+        let until = after.max(zero_for + after / 4 + 2 * interval);
         Ok(sockopt::set_tcp_user_timeout(stream, millis(until))?)
     }
 }

@@ -70,7 +70,8 @@ impl Mirrored {
         }
     }
 
-    /// Reads an option just set on a program's socket. Errors: the socket has no such option.
+    /// Reads the value of an option that was just set on a program's socket. Errors: the socket has
+    /// no such option.
     pub fn read(&mut self, socket: impl AsFd, level: c_int, name: c_int) -> io::Result<()> {
         let Some(at) = index(level, name) else { return Ok(()) };
         self.0[at] = Some(os::getsockopt(socket.as_fd(), level, name)?);
@@ -114,8 +115,9 @@ impl Mirrored {
         }
     }
 
-    /// Sets the options on a connection. If they decide its liveness, the options that the program
-    /// left unset get the kernel's defaults, so that none of our limits remains.
+    /// Sets the options on a connection. If they [decide its liveness](Mirrored::decides_liveness),
+    /// the options that the program left unset get the kernel's defaults, so that none of our
+    /// limits remains.
     pub fn apply_later(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let mut all = *self;
@@ -156,31 +158,31 @@ mod tests {
     const COUNT: (c_int, c_int) = (libc::SOL_TCP, libc::TCP_KEEPCNT);
     const ALIVE: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_KEEPALIVE);
 
-    fn said(options: &[(c_int, c_int, i32)]) -> Mirrored {
-        let mut said = Mirrored::default();
+    fn mirrored(options: &[(c_int, c_int, i32)]) -> Mirrored {
+        let mut mirrored = Mirrored::default();
         for &(level, name, value) in options {
-            said.set(level, name, value);
+            mirrored.set(level, name, value);
         }
-        said
+        mirrored
     }
 
     #[test]
-    fn a_programs_own_limit_takes_the_place_of_another() {
+    fn a_programs_own_limit_replaces_ours() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         set_dead_after(&stream, Duration::from_secs(60)).unwrap();
         // A program that only enables probes has set no limit.
-        said(&[(ALIVE.0, ALIVE.1, 1)]).apply_later(&stream);
+        mirrored(&[(ALIVE.0, ALIVE.1, 1)]).apply_later(&stream);
         assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 60_000);
-        said(&[(ALIVE.0, ALIVE.1, 1), (COUNT.0, COUNT.1, 3)]).apply_later(&stream);
+        mirrored(&[(ALIVE.0, ALIVE.1, 1), (COUNT.0, COUNT.1, 3)]).apply_later(&stream);
         assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 0);
         assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), 3);
         assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), Duration::from_secs(7200));
     }
 
     #[test]
-    fn only_changed_options_are_told() {
-        let before = said(&[(ALIVE.0, ALIVE.1, 1), (COUNT.0, COUNT.1, 3)]);
+    fn since_returns_only_changed_options() {
+        let before = mirrored(&[(ALIVE.0, ALIVE.1, 1), (COUNT.0, COUNT.1, 3)]);
         let mut after = before;
         after.set(COUNT.0, COUNT.1, 4);
         after.set(libc::SOL_SOCKET, libc::SO_SNDBUF, 4);
@@ -189,12 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_takes_no_right_is_anybodys() {
-        let said = said(&[
+    fn values_that_require_a_privilege_are_removed() {
+        let all = mirrored(&[
             (libc::SOL_SOCKET, libc::SO_MARK, 7),
             (libc::SOL_SOCKET, libc::SO_PRIORITY, 7),
             (libc::SOL_IP, libc::IP_TOS, 16),
         ]);
-        assert_eq!(said.unprivileged().0.iter().flatten().collect::<Vec<_>>(), [&16]);
+        assert_eq!(all.unprivileged().0.iter().flatten().collect::<Vec<_>>(), [&16]);
     }
 }

@@ -57,9 +57,9 @@ pub struct TcpOptions {
     /// this process's event loops ([`distribute`]) and for [rendezvous
     /// sockets](crate::socket::rendezvous).
     pub shared: bool,
-    /// Marks a socket between a wrapped program and us, so that an outer run does not treat it as
-    /// one of our flows. The mark requires CAP_NET_ADMIN. If this process lacks it, no outer run
-    /// can wrap this process by a cgroup, so the mark is not needed.
+    /// Marks a socket between a wrapped program and this process, so that an outer run does not
+    /// treat the socket's connection as a flow. The mark requires CAP_NET_ADMIN. If this process
+    /// lacks it, no outer run can wrap this process by a cgroup, so the mark is not needed.
     pub inside: bool,
     /// Options that a program has set on its own socket.
     pub mirrored: Mirrored,
@@ -129,7 +129,7 @@ fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::Ow
 
 fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
     // The urgent byte stays in the stream (`SO_OOBINLINE`). Nagle's algorithm is off, as writers
-    // pass all available data at once. Accepted sockets inherit both options.
+    // pass all available data in one call. Accepted sockets inherit both options.
     sockopt::set_socket_oobinline(socket, true)?;
     sockopt::set_tcp_nodelay(socket, true)?;
     if options.transparent {

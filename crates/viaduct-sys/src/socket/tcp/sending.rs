@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_how_a_connection_sends() {
+    fn a_connections_measurements_are_read() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut other, _) = listener.accept().unwrap();

@@ -37,8 +37,8 @@ pub struct UdpBatch {
 }
 
 impl UdpBatch {
-    /// Binds a non-blocking socket. Its datagrams have DF set: one that exceeds the known path MTU
-    /// is refused, not fragmented. Errors: the address is in use, or not this machine's.
+    /// Binds a non-blocking socket. Its datagrams have DF set: a datagram that exceeds the known
+    /// path MTU is refused, not fragmented. Errors: the address is in use, or not this machine's.
     pub fn bind(address: SocketAddr) -> io::Result<UdpBatch> {
         UdpBatch::new(UdpSocket::bind(address)?, address)
     }
@@ -46,7 +46,7 @@ impl UdpBatch {
     /// Binds like [`UdpBatch::bind`], with two differences. `[::]` is IPv6 only, so that `0.0.0.0`
     /// may be bound with the same port. With a `share`, several sockets share the address, and each
     /// receives from the peers of its share; they must be bound in the order of their numbers.
-    /// Errors: as [`UdpBatch::bind`].
+    /// Errors: those of [`UdpBatch::bind`].
     pub fn bind_one_family(address: SocketAddr, share: Option<Share>) -> io::Result<UdpBatch> {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -64,10 +64,10 @@ impl UdpBatch {
         UdpBatch::new(socket.into(), address)
     }
 
-    /// Uses the socket of another process, which has sent its descriptor.
+    /// Uses the socket of another process, which has sent the socket's descriptor.
     ///
     /// # Errors
-    /// The descriptor is not of an IP socket.
+    /// The descriptor is not an IP socket.
     pub fn inherited(socket: OwnedFd) -> io::Result<UdpBatch> {
         let socket = UdpSocket::from(socket);
         let address = socket.local_addr()?;
@@ -121,9 +121,9 @@ impl UdpBatch {
     }
 
     /// Receives the next datagram, if any. Returns its length and sender. A datagram longer than
-    /// `buffer` is truncated. Errors: as `recvfrom(2)`, except that a peer's refusal of an earlier
-    /// datagram (`ECONNREFUSED`) is not reported: the call returns `None`, although datagrams may
-    /// be queued.
+    /// `buffer` is truncated. Errors: those of `recvfrom(2)`, except that a peer's refusal of an
+    /// earlier datagram (`ECONNREFUSED`) is not reported: the call returns `None`, although
+    /// datagrams may be queued.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
         match self.socket.recv_from(buffer) {
             Ok(received) => Ok(Some(received)),
@@ -139,8 +139,8 @@ impl UdpBatch {
     }
 
     /// Receives like [`recv`](UdpBatch::recv), with the time of arrival.
-    /// [`enable_timestamps`](UdpBatch::enable_timestamps) must have been called. Errors: as
-    /// [`recv`](UdpBatch::recv), or `InvalidData` if the datagram has no timestamp.
+    /// [`enable_timestamps`](UdpBatch::enable_timestamps) must have been called. Errors: those of
+    /// [`recv`](UdpBatch::recv), and `InvalidData` if the datagram has no timestamp.
     pub fn recv_at(
         &self,
         buffer: &mut [u8],
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_costs_its_own_datagrams_only() {
+    fn an_error_affects_only_its_own_datagrams() {
         let receiver = UdpBatch::bind(peer(0)).unwrap();
         let mut sender = UdpBatch::bind(peer(0)).unwrap();
         let to = receiver.local_addr().unwrap();
