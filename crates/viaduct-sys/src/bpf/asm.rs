@@ -1,7 +1,8 @@
 //! A small assembler for extended BPF: registers, labels instead of offsets, calls by name.
 //!
 //! `R0` holds the result of a call or of the program. `R1` to `R5` are the arguments of a call,
-//! which clobbers them; `R6` to `R9` are preserved. `FP` is the end of the 512 bytes of stack.
+//! which clobbers them; `R6` to `R9` are preserved. `FP` points to the end of the stack, which has
+//! 512 bytes.
 
 use super::kernel::MapFd;
 
@@ -31,7 +32,7 @@ pub(super) const R7: Reg = Reg(7);
 pub(super) const R8: Reg = Reg(8);
 pub(super) const FP: Reg = Reg(10);
 
-/// Number of bits moved between a register and memory.
+/// Width of a load or store.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Width {
     Half = 0x08,

@@ -205,7 +205,7 @@ impl Cgroup {
 }
 
 impl Cgroup {
-    /// Removes empty groups of processes that have ended without removing them.
+    /// Removes empty groups that ended processes have left behind.
     fn remove_stale(&self) {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {

@@ -1,6 +1,6 @@
 //! Offers: a TCP option in the SYNs of chosen connections. The other end answers the offer with its
-//! own option in the SYN-ACK. The listening side sends its option only in answer to a SYN that has
-//! one.
+//! own option in the SYN-ACK. The listening side sends its option only in answer to a SYN with the
+//! option.
 //!
 //! ```text
 //!   connecting   CONNECT ─▶ in the map? ─▶ our option in the SYN   ESTABLISHED ─▶ theirs to map
@@ -51,10 +51,10 @@ pub struct Offers {
 
 impl Offers {
     /// Attaches the program, which sends the option `own` on connections for which
-    /// [`Offers::offer`] was called, and to clients that connect to `ports`. The first four bytes
-    /// of `own` are its kind, its length and an experiment identifier. Listeners must be opened
-    /// after this call. Errors: a privilege is missing, the kernel is too old, or there is no
-    /// cgroup version 2.
+    /// [`Offers::offer`] was called, and in the SYN-ACK to a client that connects to one of `ports`
+    /// with the option. The first four bytes of `own` are its kind, its length and an experiment
+    /// identifier. Listeners must be opened after this call. Errors: a privilege is missing, the
+    /// kernel is too old, or there is no cgroup version 2.
     pub fn attach(own: [u8; OPTION], ports: &Ports) -> Result<Offers, BpfError> {
         let (cgroup, asked) = (Cgroup::own()?, Map::new(SOCKETS)?);
         let link = Link::new(Hook::SockOps, &program(&asked, ports, &own), cgroup.as_fd())?;

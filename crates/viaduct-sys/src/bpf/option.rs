@@ -41,7 +41,7 @@ impl SynOption {
         Ok(SynOption { map, _link: link })
     }
 
-    /// Adds `option` to the SYN of `socket` and its retransmissions. Must be called before the
+    /// Adds `option` to the SYN of `socket` and to its retransmissions. Must be called before the
     /// socket connects. The option is removed from the map once the socket is connected.
     pub fn set(&self, socket: BorrowedFd<'_>, option: &[u8; OPTION]) -> io::Result<()> {
         self.map.set(socket_cookie(socket)?, option)

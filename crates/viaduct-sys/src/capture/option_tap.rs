@@ -1,4 +1,4 @@
-//! Tap for incoming packets with a given TCP option. [`crate::nft::rst_guard`] keeps these packets
+//! Tap for incoming packets with a given TCP option. [`crate::nft::rst_guard`] hides these packets
 //! from the kernel's TCP.
 
 use std::io;

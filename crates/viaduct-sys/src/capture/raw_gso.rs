@@ -1,5 +1,5 @@
 //! TCP segmentation offload for packets that we build: a run of segments passes through the kernel
-//! as one packet, which the device segments (TSO), or the kernel just before the device.
+//! as one packet, which is segmented by the device (TSO), or by the kernel just before the device.
 //!
 //! A raw socket cannot send packets that exceed the interface's MTU. A packet socket can, if each
 //! packet comes with its segment size. Its packets bypass routes and firewall rules, so the caller

@@ -61,7 +61,7 @@ pub enum JournalError {
         source: serde_json::Error,
     },
     /// The journal has a change that this version does not know.
-    #[error("cannot undo a change that another version has made, undo it by hand: {0}")]
+    #[error("cannot undo a change that another version has made; undo it by hand: {0}")]
     Unknown(String),
     /// Some changes could not be undone; they are still in the journal.
     #[error("cannot undo some changes, will try again at the next start: {}", .0.join("; "))]

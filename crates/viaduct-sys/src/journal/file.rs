@@ -57,7 +57,7 @@ pub(super) fn remove_temporary(path: &Path) {
     }
 }
 
-/// Replaces a file atomically: after a power failure it holds either the old bytes or the new ones.
+/// Replaces a file atomically: after a power failure the file has either the old or the new bytes.
 /// Each writer has a temporary file of its own.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     // A service may run with a umask that lets its group write, so that the group can use its

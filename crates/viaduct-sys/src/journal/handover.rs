@@ -19,7 +19,7 @@ use crate::process::instance_lock::InstanceLock;
 impl Changes {
     /// Records this process as the owner of the journal at `path`. The former owner, process `pid`,
     /// is still running and has sent `locks`, each with its instance name. The changes stay as they
-    /// are. Dropping the result leaves the changes in place, until [`Changes::own`].
+    /// are. Dropping the result leaves the changes in place, until [`Changes::own`] is called.
     ///
     /// # Errors
     /// The journal belongs to another process or another network namespace, or cannot be written.

@@ -1,5 +1,5 @@
-//! Journal of system changes. It is written before each change, so that all changes are undone: by
-//! this process when it exits, or by the next start after kill -9.
+//! Journal of system changes. Each change is recorded before it is made, so that all changes are
+//! undone: by this process when it exits, or by the next start after kill -9.
 //!
 //! ```text
 //!   each change (offload_off, route_mtu, intercept, ...):
@@ -95,7 +95,7 @@ impl Changes {
             }
         }
         remove_temporary(path);
-        // `Changes` is created only here, because dropping it deletes the journal, which may have
+        // `Changes` is created only now, because dropping it deletes the journal, which may have
         // belonged to another process until now.
         let journal = Journal { owner, changes, disputed };
         let (locks, is_left) = (Vec::new(), false);

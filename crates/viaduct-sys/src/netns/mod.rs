@@ -94,7 +94,7 @@ impl Netns {
     }
 
     /// Runs `work` in a thread inside the namespace and waits for it. Sockets that `work` opens
-    /// stay in the namespace for good. A panic in `work` is propagated. Errors: no thread can be
+    /// stay in the namespace permanently. A panic in `work` is propagated. Errors: no thread can be
     /// started, or the kernel refuses to move it into the namespace.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         in_thread(|| self.join().map(|()| work()))
@@ -102,7 +102,7 @@ impl Netns {
             .map_err(NetnsError::Enter)
     }
 
-    /// Moves the calling thread, and those that it starts later, into the namespace for good.
+    /// Moves the calling thread, and threads that it starts later, into the namespace permanently.
     pub fn join(&self) -> io::Result<()> {
         Ok(move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
@@ -176,17 +176,17 @@ pub fn cookie() -> io::Result<u64> {
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
 }
 
-/// Moves the calling thread into a new network namespace, for good. Errors: CAP_SYS_ADMIN is
+/// Moves the calling thread into a new network namespace permanently. Errors: CAP_SYS_ADMIN is
 /// missing.
 pub fn move_to_new() -> Result<(), NetnsError> {
     // SAFETY: as in [`Netns::new`].
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| NetnsError::Create(e.into()))
 }
 
-/// Makes a process without root the root of a new user namespace, with a network namespace in it,
-/// so that everything in this module works. Must be called at the start of `main`, before any
-/// thread is started. Errors: the kernel refuses; the message names the setting that would allow
-/// the user namespace.
+/// Makes this process, which is not root, the root of a new user namespace with a new network
+/// namespace, so that everything in this module works. Must be called at the start of `main`,
+/// before any thread is started. Errors: the kernel refuses; the message names the setting that
+/// would allow the user namespace.
 pub fn enter_user_namespace() -> Result<(), NetnsError> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     // SAFETY: the flags create namespaces and unshare nothing that memory safety depends on.

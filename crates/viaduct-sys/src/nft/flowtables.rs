@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(table.devices, ["eth0", "lan*", "eth1"]);
         assert!(table.is_hardware && !read(&message(2)).unwrap().is_hardware);
         assert!(table.has("eth1") && table.has("lan7") && !table.has("eth"));
-        // Truncated messages neither panic nor pass for a flowtable.
+        // Parsing a truncated message neither panics nor returns the flowtable.
         let whole = message(HW_OFFLOAD);
         for end in HEAD..whole.len() - 8 {
             assert_ne!(parse(&whole[HEAD..end]), Some(table.clone()), "{end}");

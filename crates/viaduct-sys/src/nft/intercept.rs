@@ -36,7 +36,7 @@ const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "i
 pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 /// Rule that skips packets to this machine's addresses, for its own listeners and firewall rules.
 pub(crate) const SKIP_LOCAL: &str = "fib daddr type local return";
-/// Match of all other TCP packets.
+/// Match of any TCP packet that does not match [`SYN`].
 const NOT_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
 /// The unspecified address of each family; we have rules and routes for both.
 const ANY: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
@@ -62,7 +62,7 @@ pub struct Intercept {
     pub ways: Vec<Selector>,
     /// Destination ports; empty means all.
     pub ports: Vec<u16>,
-    /// True if new connections bypass the proxy, which keeps only its existing ones.
+    /// True if new connections bypass the proxy, which keeps only its existing connections.
     #[serde(default)]
     pub passed_by: bool,
 }
@@ -116,7 +116,7 @@ impl Intercept {
     /// Returns the rules, in order.
     fn rules(&self) -> Vec<String> {
         let mark = format!("{:#x}", self.mark());
-        // Matches packets of connections that have a transparent socket on this machine already.
+        // Matches packets of connections that already have a transparent socket on this machine.
         let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
         let mut rules = vec![ours, SKIP_LOCAL.to_owned()];
         for (family, matches) in matches(&self.ways, &self.ports).1 {

@@ -13,7 +13,7 @@
 //! | [`intercept`] | redirects forwarded connections to a proxy (TPROXY) |
 //! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
 //! | [`rst_guard`] | hides packets from the kernel's TCP, which would answer with resets |
-//! | [`spray`] | distributes packets to an address over its replicas |
+//! | [`spray`] | distributes a service's packets over its replicas |
 //! | [`flowtables`] | flowtables of all programs |
 //! | [`rule_watch`] | notification of deleted rules |
 //! | [`nfqueue`] | reading end of a queue: packets and verdicts (NFQUEUE) |

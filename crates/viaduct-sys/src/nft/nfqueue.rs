@@ -59,7 +59,7 @@ const NO_ENOBUFS: libc::c_int = 5;
 pub struct QueuedPacket<'a> {
     /// Packet ID, for the verdict.
     pub id: u32,
-    /// True if the packet is addressed to this machine, false if it is sent or forwarded by it.
+    /// True if the packet is addressed to this machine, false if this machine sends or forwards it.
     pub is_inbound: bool,
     /// Packet mark; 0 for none.
     pub mark: u32,
@@ -100,7 +100,7 @@ const SYNS: QueueConfig = QueueConfig { copy: MAX_COPY, fail_open: true };
 
 impl NfQueue {
     /// Reads queue `number` of the calling thread's network namespace, which holds up to `most`
-    /// packets. Further packets pass. Errors: the queue has a reader already (`EBUSY`),
+    /// packets. Further packets pass. Errors: the queue already has a reader (`EBUSY`),
     /// CAP_NET_ADMIN is missing (`EPERM`), or the kernel has no NFQUEUE.
     pub fn open(number: u16, most: u32) -> io::Result<NfQueue> {
         NfQueue::open_as(number, most, SYNS)

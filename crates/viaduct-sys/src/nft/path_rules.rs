@@ -81,7 +81,7 @@ pub struct PathChoice {
 }
 
 impl PathRules {
-    /// Returns the mark of packets that take a path. It is also the number of the path's
+    /// Returns the mark of packets that take a path. The mark is also the number of the path's
     /// routing table.
     pub fn mark(&self, path: usize) -> u32 {
         let fold = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
@@ -164,7 +164,7 @@ impl PathRules {
     }
 
     /// Returns whether hosts of both sites have addresses of the family of `any`. Only such a
-    /// family gets policy routing, as the kernel may lack the other one.
+    /// family gets policy routing, as the kernel may lack the other family.
     fn uses(&self, any: IpAddr) -> bool {
         let has = |all: &[Prefix]| all.iter().any(|(ip, _)| ip.is_ipv4() == any.is_ipv4());
         has(&self.local) && self.choices.iter().any(|choice| has(&choice.to))

@@ -23,7 +23,7 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    /// Opens a socket to the kernel's routing.
+    /// Opens a netlink socket for routing messages.
     pub(super) fn open(mark: u32) -> io::Result<Policy> {
         Ok(Policy { socket: RouteSocket::open()?, mark })
     }

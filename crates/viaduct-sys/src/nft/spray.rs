@@ -9,9 +9,8 @@
 //! ```
 //!
 //! The packets keep their addresses (direct routing): a replica has the service's address itself,
-//! and answers the client directly. The rules are at the devices' ingress hook, before
-//! routing, so this machine may own the address (as with VRRP), need not forward, and has no
-//! connection state.
+//! and answers the client directly. The rules are at the devices' ingress hook, before routing, so
+//! this machine may own the address (as with VRRP), need not forward, and has no connection state.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

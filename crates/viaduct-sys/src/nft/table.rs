@@ -181,8 +181,8 @@ fn count_rules(family: Family, table: &str, chain: &str) -> io::Result<usize> {
     }
 }
 
-/// Builds the commands that delete a table. They first add it, so that a missing table is not an
-/// error.
+/// Builds the commands that delete a table. The commands first add the table, so that a missing
+/// table is not an error.
 fn deletion(family: Family, table: &str) -> String {
     let family = family.name();
     format!("add table {family} {table}\ndelete table {family} {table}\n")

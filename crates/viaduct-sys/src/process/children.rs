@@ -51,7 +51,7 @@ impl Process {
     }
 
     /// Starts `command` as the first process of a new PID namespace: it cannot signal, or otherwise
-    /// name, a process outside. It ignores signals that it neither handles nor blocks. Errors:
+    /// refer to, a process outside. It ignores signals that it neither handles nor blocks. Errors:
     /// CAP_SYS_ADMIN is missing, or the program cannot be started.
     pub fn spawn_in_pid_namespace(mut command: Command) -> io::Result<Process> {
         command.process_group(0);
@@ -200,7 +200,7 @@ fn spawn_in_thread(command: Command, spawn: Spawn) -> io::Result<Child> {
 }
 
 /// Starts `command` in a new PID namespace. The calling thread itself stays in its namespace; only
-/// its next child is placed in the new one.
+/// its next child is placed in the new namespace.
 fn spawn_in_pid_namespace(command: &mut Command) -> io::Result<Child> {
     let own = File::open("/proc/thread-self/ns/pid")?;
     let next_is_in_own =

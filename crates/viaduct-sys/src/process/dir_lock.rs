@@ -28,7 +28,7 @@ pub struct DirLock {
 
 impl DirLock {
     /// Locks `directory`, which must exist. Waits at most 5 seconds for another holder. Errors:
-    /// `TimedOut` if another process holds the lock for longer. Other errors if the file cannot be
+    /// `TimedOut` if another process holds the lock for longer; other errors if the file cannot be
     /// created or locked.
     pub fn take(directory: &Path) -> io::Result<DirLock> {
         let path = file_in(directory);

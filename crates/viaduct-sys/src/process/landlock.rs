@@ -27,14 +27,14 @@ const SCOPES: u64 = 3;
 pub(crate) mod files {
     /// Read a file, list a directory.
     pub(crate) const READ: u64 = 1 << 2 | 1 << 3;
-    /// Write and truncate a file, remove one, create a regular file or a socket.
+    /// Write, truncate and remove a file; create a regular file or a socket.
     pub(crate) const WRITE: u64 = 1 << 1 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 14;
     /// All rights, by the version that introduced them.
     pub(super) const ALL: [(libc::c_long, u64); 4] =
         [(1, 0x1fff), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15)];
 }
 
-/// `struct landlock_ruleset_attr`. Older kernels know only its beginning.
+/// `struct landlock_ruleset_attr`. Older kernels know only its first fields.
 #[repr(C)]
 struct Attributes {
     files: u64,
@@ -102,7 +102,7 @@ impl Ruleset {
         if added == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Puts the rules in force for this thread and its descendants. Needs CAP_SYS_ADMIN or
+    /// Enforces the rules on this thread and its descendants. Needs CAP_SYS_ADMIN or
     /// `no_new_privs`. Neither allocates nor takes a lock.
     pub(crate) fn restrict(self) -> io::Result<()> {
         // SAFETY: the call takes only numbers.

@@ -41,7 +41,7 @@ fn read_only_file(line: &str) -> Option<std::ops::Range<usize>> {
 }
 
 /// Returns freed pages, which the allocator keeps, to the kernel. After many small allocations,
-/// glibc's allocator keeps nearly all freed pages. This takes some milliseconds. Does nothing
+/// glibc's allocator keeps nearly all freed pages. The call takes some milliseconds. Does nothing
 /// without glibc.
 pub fn trim_heap() {
     // SAFETY: the call touches only free memory, under the allocator's own locks.

@@ -13,7 +13,7 @@ use crate::os;
 /// Signals that are blocked and read as events.
 pub struct BlockedSignals {
     fd: OwnedFd,
-    /// Signal mask before they were blocked.
+    /// Signal mask before the signals were blocked.
     before: libc::sigset_t,
 }
 

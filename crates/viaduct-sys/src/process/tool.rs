@@ -34,7 +34,7 @@ pub enum ToolError {
     Failed {
         /// Command line.
         command: String,
-        /// Standard error, or the exit status if that is empty.
+        /// Output on standard error, or the exit status if there is no such output.
         stderr: String,
     },
 }

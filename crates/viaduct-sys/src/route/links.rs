@@ -131,8 +131,8 @@ fn read_link(message: &LinkMessage) -> Option<Link> {
     })
 }
 
-/// Returns the interface names in the text of `/proc/net/pppoe`. Its lines have ID, address
-/// and name.
+/// Returns the interface names in the text of `/proc/net/pppoe`. Each line has ID, address and
+/// name.
 fn carriers(text: &str) -> Vec<String> {
     let name = |line: &str| line.split_whitespace().nth(2).map(str::to_owned);
     text.lines().skip(1).filter_map(name).collect()

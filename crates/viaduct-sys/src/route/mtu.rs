@@ -71,7 +71,7 @@ pub enum RouteError {
     Unreachable {
         /// The prefix.
         prefix: String,
-        /// The route that drops or refuses packets, or a text that says that there is none.
+        /// The route that drops or refuses packets, or a text if there is no route.
         reason: String,
     },
     /// The MTU is out of range.
@@ -90,7 +90,7 @@ impl RouteMtu {
     /// Finds the routes to change so that packets to `prefix` (address and length) through `dev`
     /// have at most `mtu` bytes. The MTU may be 576 (IPv6: 1280) to 65535. Changes nothing. Routes
     /// whose MTU is low enough already are left out. A prefix of length 0 means only the default
-    /// route, not the routes to all other prefixes. Errors: there is no route, it is through
+    /// route, not the routes to all other prefixes. Errors: there is no route, the route is through
     /// another interface, or the MTU is out of range.
     pub fn plan(prefix: (IpAddr, u8), dev: &str, mtu: u32) -> Result<RouteMtu, RouteError> {
         let target = Target { address: network(prefix.0, prefix.1), length: prefix.1 };

@@ -30,7 +30,7 @@ pub struct Route {
     pub interface: u32,
     /// IP address of the next hop: a router, or the destination itself if it is on the link.
     pub via: IpAddr,
-    /// MTU of the route, if it has one or a router has reported one.
+    /// MTU of the route, if one is set or a router has reported one.
     pub mtu: Option<usize>,
 }
 
@@ -89,7 +89,7 @@ impl NextHopLookup {
         let Some(socket) = &self.policies else { return Ok(false) };
         let ask = Message::with_head(XFRM_MSG_GETSPDINFO, NLM_F_ACK, &[0; 4]);
         let said = netlink::ask(socket, ask, XFRM_MSG_NEWSPDINFO)?;
-        // The first count is that of policies for inbound packets, the second for outbound ones.
+        // The first count is of inbound policies, the second of outbound policies.
         let leaving = said.and_then(|said| {
             let counts = netlink::find(said.get(4..)?, XFRMA_SPD_INFO)?;
             Some(u32::from_ne_bytes(*counts.get(4..)?.first_chunk()?))

@@ -1,4 +1,4 @@
-//! Queueing disciplines of an interface: their drop counter.
+//! Queueing disciplines of an interface: drop counter, and detection of ingress disciplines.
 
 use std::io;
 

@@ -43,8 +43,8 @@ impl TableRoute {
         Ok(routes.map(TableRoute::of).collect())
     }
 
-    /// Converts a route, as reported by the kernel, to one that can be set: without status flags,
-    /// and with the expiry as a lifetime.
+    /// Converts a route, as reported by the kernel, to a route that can be set: without status
+    /// flags, and with the expiry as a lifetime.
     fn of(mut route: RouteMessage) -> TableRoute {
         let mut lifetime = None;
         route.header.flags &= RouteFlags::Onlink | RouteFlags::Pervasive;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! There is no Ethernet header, no packet information header and no offload: the kernel segments
-//! and checksums before a packet is read. The queue drops packets that do not fit; [`Tun::drops`]
-//! counts them.
+//! packets and fills in checksums before they are read. The queue drops packets that do not fit;
+//! [`Tun::drops`] counts them.
 
 use std::fs::File;
 use std::io;
@@ -53,7 +53,7 @@ pub enum TunError {
     },
 }
 
-/// Packets that the interface dropped, by the kernel's counters.
+/// Packets that the interface dropped, according to the kernel's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunDrops {
     /// Packets that the host sent while the queue towards [`Tun::read`] was full.

@@ -75,7 +75,7 @@ impl Listener {
     }
 
     /// Returns whether the call still waits. If so, its thread ID has not been reused, and data
-    /// that was read by that ID is the caller's.
+    /// that was read with that ID is the caller's.
     pub fn waits(&self, call: &Notification) -> bool {
         // SAFETY: the kernel reads one number, which lives through the call.
         unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }

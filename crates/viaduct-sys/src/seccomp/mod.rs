@@ -2,10 +2,10 @@
 //!
 //! The child installs the filter between fork and exec, and writes the number of its listener
 //! descriptor to its parent. It does not send the descriptor itself, as the filter may trap
-//! `sendmsg`. From then on a trapped call waits until it is answered here. The program's children
-//! inherit the filter, including static programs and other language runtimes. No privilege is
-//! needed. If the caller has none, the program cannot gain any either (`no_new_privs`): set-user-ID
-//! programs run as their caller.
+//! `sendmsg`. From then on a trapped call waits until this process answers it. The program's
+//! children inherit the filter, including static programs and other language runtimes. No privilege
+//! is needed. If the caller is unprivileged, the program cannot gain privileges either
+//! (`no_new_privs`): set-user-ID programs run as their caller.
 //!
 //! ```text
 //!   spawn ──fork──▶ child: filter ── the listener's number ──▶ parent: pidfd_getfd
@@ -58,8 +58,8 @@ pub struct Traps {
     /// `bind`, `listen`, `accept` and `epoll_create`. With `names`, also `getsockopt` of
     /// `SO_REUSEADDR` and `SO_REUSEPORT`. `word` exempts none of them.
     pub listeners: bool,
-    /// Forbids the program to connect TCP sockets itself, if the kernel supports this (Landlock).
-    /// The supervisor connects on its behalf.
+    /// Keeps the program from connecting TCP sockets itself, if the kernel supports this
+    /// (Landlock). The supervisor connects on its behalf.
     pub confined: bool,
     /// Value that exempts a call if it is in the argument after the call's last one. It is passed
     /// by callers that have already consulted the supervisor, and does not protect against programs
@@ -91,7 +91,7 @@ impl Traps {
     /// Starts `command`. The trapped calls of the program and of its descendants are reported to
     /// the listener. Errors: the program cannot be started, or the filter cannot be installed.
     pub fn spawn(self, mut command: Command) -> Result<(Child, Listener), SeccompError> {
-        let ours = self.put_on(&mut command).map_err(SeccompError::Handover)?;
+        let ours = self.install_before_exec(&mut command).map_err(SeccompError::Handover)?;
         // The child waits for its parent before exec, while `spawn` waits for the child's exec, so
         // another thread takes the listener.
         let (spawned, taken) = thread::scope(|scope| {
@@ -116,7 +116,7 @@ impl Traps {
     /// Makes the child of `command` install the filter before its exec, and wait until the parent
     /// has taken the listener with [`take_over`] on the returned socket. If the socket is closed
     /// instead, the program does not start.
-    fn put_on(self, command: &mut Command) -> io::Result<OwnedFd> {
+    fn install_before_exec(self, command: &mut Command) -> io::Result<OwnedFd> {
         let program = self.filter();
         let (ours, theirs) = seqpacket::pair()?;
         let number = ours.as_raw_fd();

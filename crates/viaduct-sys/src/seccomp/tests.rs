@@ -48,7 +48,7 @@ fn python(program: &str) -> Command {
 #[test]
 fn a_child_whose_parent_is_killed_at_the_handover_does_not_wait() {
     let mut command = Command::new("true");
-    let ours = Traps::default().put_on(&mut command).unwrap();
+    let ours = Traps::default().install_before_exec(&mut command).unwrap();
     let killed = thread::spawn(move || rustix::io::read(&ours, &mut [0; 8]).unwrap());
     let error =
         command.spawn().expect_err("the program started although nothing took the listener");

@@ -34,9 +34,9 @@ impl SocketLookup {
         Ok(self.message(from, to)?.is_some())
     }
 
-    /// Returns the user ID that opened the socket that receives datagrams from `from` to `to`, two
-    /// addresses of the same family; `None` if there is no such socket. Errors: the netlink request
-    /// fails.
+    /// Returns the ID of the user that opened the socket that receives datagrams from `from` to
+    /// `to`, two addresses of the same family; `None` if there is no such socket. Errors: the
+    /// netlink request fails.
     pub fn owner(&self, from: SocketAddr, to: SocketAddr) -> io::Result<Option<u32>> {
         let message = self.message(from, to)?;
         let user = message.as_ref().and_then(|message| message.get(USER..)?.first_chunk());

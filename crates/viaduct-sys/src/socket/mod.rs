@@ -14,7 +14,7 @@
 //! | [`timestamp`] | receive timestamps (`SO_TIMESTAMPNS`) |
 //! | [`seqpacket`] | messages with descriptors between processes of this host |
 //! | [`rendezvous`] | socket at which connects of wrapped programs wait |
-//! | [`pending`] | completion of a waiting connect by a duplicate of the program's socket |
+//! | [`pending`] | completion of a waiting connect through a duplicate of the program's socket |
 //! | `control` | control messages |
 //! | [`sendmsg`] | a program's send on a duplicate of its socket |
 

@@ -228,9 +228,9 @@ fn within(socket: &OwnedFd, at: SocketAddr) -> io::Result<SocketAddr> {
     })
 }
 
-/// Runs `act` on the socket in non-blocking mode, with our mark: connects to us are not the
-/// program's own, so the cgroup programs of another run must ignore them. Without the privilege to
-/// set the mark, `act` runs unmarked.
+/// Runs `act` on the socket in non-blocking mode, with our mark: a connect to an address of ours is
+/// not the program's own connect, so the cgroup programs of another run must ignore it. Without the
+/// privilege to set the mark, `act` runs unmarked.
 fn with_inside_mark<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     let fd = socket.as_fd();
     let mark = os::getsockopt::<libc::c_int>(fd, libc::SOL_SOCKET, libc::SO_MARK)?;

@@ -56,7 +56,7 @@ pub struct Peer {
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
-    // Not with rustix, which rejects the process ID 0.
+    // rustix is not used, because it rejects the process ID 0.
     let of: libc::ucred = os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
     Ok((socket, Peer { user: of.uid, process: of.pid.cast_unsigned() }))
 }

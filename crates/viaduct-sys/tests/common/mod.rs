@@ -49,7 +49,7 @@ pub(crate) fn in_namespace<T: Send + 'static>(body: impl FnOnce() -> T + Send + 
     }
 }
 
-/// A thread in a new namespace, which runs the jobs that it is sent.
+/// A thread in a new namespace, which runs the jobs that are sent to it.
 pub(crate) struct Host {
     jobs: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
     thread: Option<thread::JoinHandle<()>>,

@@ -75,12 +75,12 @@ fn report_once(
         return report_if_enabled(asm, events, config, kind);
     }
     // An entry for the cookie 0, which no socket has, records that a datagram was reported.
-    let said = asm.label();
+    let reported = asm.label();
     asm.set(R2, 0);
     asm.store(Width::Double, FP, COOKIE, R2);
-    asm.look_for(map, COOKIE, said);
+    asm.look_for(map, COOKIE, reported);
     asm.keep(map, COOKIE, NOTE);
-    asm.if_different(R0, 0, said);
+    asm.if_different(R0, 0, reported);
     report_note(asm, events, kind);
-    asm.place(said);
+    asm.place(reported);
 }

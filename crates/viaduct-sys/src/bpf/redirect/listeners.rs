@@ -18,8 +18,8 @@ use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R6, R7, R8, 
 use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 use crate::bpf::sock_ops;
 
-/// Max addresses and ports that programs have listened on. Entries are never removed, and an FTP
-/// server, for example, listens on many ports one after another.
+/// Max pairs of address and port on which programs have listened. Entries are never removed, and an
+/// FTP server, for example, listens on many ports one after another.
 const PORTS: u32 = 1 << 18;
 /// Max connections from us that programs have not accepted yet.
 const INSIDE: u32 = 8192;
@@ -130,7 +130,8 @@ impl ListenerRedirect {
         self.count(asm, 1);
     }
 
-    /// Emits the handling of a state change, after which a socket may no longer listen.
+    /// Emits the handling of a socket's state change: a socket that was listening is no longer
+    /// counted.
     pub(super) fn on_state_change(&self, asm: &mut Asm, done: Label) {
         asm.load(Width::Word, R2, R6, sock_ops::FIRST_ARGUMENT);
         asm.if_different(R2, LISTENING, done);

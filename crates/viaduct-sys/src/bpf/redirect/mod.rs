@@ -1,7 +1,7 @@
 //! Redirection of wrapped programs by cgroup BPF: a connect is redirected to a rendezvous socket
-//! ([`crate::socket::rendezvous`]), and this process learns its intended destination. If no handler
-//! needs the bytes, the connection is offloaded: the program keeps its own connection, and no byte
-//! passes through this process.
+//! ([`crate::socket::rendezvous`]), and this process learns the connect's intended destination. If
+//! no handler needs the bytes, the connection is offloaded: the program keeps its own connection,
+//! and no byte passes through this process.
 //!
 //! ```text
 //!   connect(2) ─▶ connect: notes the destination by cookie, rewrites the address ─▶ SYN ─┐
@@ -58,7 +58,8 @@ const MAX_RULES: usize = 256;
 // An event: the cookie, the destination, then fields that depend on the kind.
 const EVENT: usize = 80;
 const KIND: usize = 60;
-/// Offset of the socket's kernel address (pending connect), or of the option's value.
+/// Offset of the socket's kernel address (event `Connect`), or of the option's value (event
+/// `Option`).
 const VALUE: i16 = 64;
 
 #[derive(Clone, Copy)]
@@ -84,7 +85,7 @@ pub struct RedirectConfig<'a> {
     pub datagram_mode: DatagramMode,
     /// Rendezvous address for IPv4 connects.
     pub v4: SocketAddr,
-    /// Rendezvous address for IPv6 connects; they are refused if `None`.
+    /// Rendezvous address for IPv6 connects, which are refused if `None`.
     pub v6: Option<SocketAddr>,
     /// Listeners of this process, IPv4 and IPv6, to which inbound connections to programs are
     /// redirected. Their addresses must be reachable only from this machine. Without any listener,
@@ -302,14 +303,15 @@ impl Redirect {
         SocketNames(self.map.clone())
     }
 
-    /// Returns the link of the BPF program that redirects inbound connections to this process, if
-    /// they are redirected. The BPF program stays attached while any process holds the link. Once
-    /// this process has ended, the BPF program drops the SYNs.
+    /// Returns the link of the BPF program that redirects inbound connections to this process;
+    /// `None` if they are not redirected. The BPF program stays attached while any process holds
+    /// the link. Once this process has ended, the BPF program drops the SYNs.
     pub fn inbound_link(&self) -> Option<BorrowedFd<'_>> {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.link.as_fd())
     }
 
-    /// Returns the table of connections made to wrapped programs, if inbound ones are redirected.
+    /// Returns the table of the connections that this process opens to wrapped programs; `None` if
+    /// inbound connections are not redirected.
     pub fn inbound_conns(&self) -> Option<InboundConns> {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.inside.clone())
     }

@@ -52,7 +52,7 @@ const VLAN_ID: u32 = 0x0fff;
 const MAX_INSNS: usize = 4096;
 
 /// Max instructions of a tap's program: `net.core.optmem_max` limits the memory of a socket's
-/// filter, to 20 KiB on kernels before 6.7.
+/// filter; its default is 20 KiB on kernels before 6.7.
 pub const MAX_TAP_INSNS: usize = 1_500;
 
 /// Max bytes that are kept of an accepted packet: more than any packet has.
@@ -274,7 +274,7 @@ impl TapFilter {
 }
 
 /// Emits code that stores the offsets of our side's address and of the peer's in their scratch
-/// cells. Our side is the source of an outgoing packet and the destination of an incoming one.
+/// cells. Our side is the source of an outgoing packet and the destination of an incoming packet.
 /// Jumps to `no` if the packet is for another host.
 fn find_sides(asm: &mut Asm, source: u32, destination: u32, no: Label) {
     let [leaves, known] = [(); 2].map(|()| asm.label());
@@ -296,7 +296,7 @@ fn only_incoming(asm: &mut Asm, no: Label) {
 }
 
 /// Atomically replaces the socket's filter with `program`. Errors: `EINVAL` for a malformed or
-/// empty program, `ENOMEM` for one that is longer than `net.core.optmem_max` allows.
+/// empty program, `ENOMEM` for a program that is longer than `net.core.optmem_max` allows.
 pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as((libc::SOL_SOCKET, libc::SO_ATTACH_FILTER), socket, program)
 }

@@ -1,5 +1,5 @@
-//! Filter for packets with the option mark: TCP packets whose first option is ours, and ICMP errors
-//! about them.
+//! Filter for packets with the option mark: TCP packets whose first option has the mark, and ICMP
+//! errors about them.
 
 use libc::{
     ETH_P_IP, ETH_P_IPV6, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, PACKET_OTHERHOST,

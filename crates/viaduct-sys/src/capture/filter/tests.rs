@@ -394,13 +394,13 @@ fn few_ports_are_compared_one_by_one_and_thousands_fit_as_well() {
 }
 
 /// Builds an ICMP packet with this type and code, about a TCP packet from port 4000.
-fn icmp(v4: bool, said: [u8; 2]) -> Packet {
+fn icmp(v4: bool, type_and_code: [u8; 2]) -> Packet {
     let ip = |protocol: u8| match v4 {
         true => [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol][..], &[0; 10]].concat(),
         false => [&[0x60, 0, 0, 0, 0, 0, protocol, 64][..], &[0; 32]].concat(),
     };
     let quoted = [ip(6), vec![0x0f, 0xa0, 0, 80, 0, 0, 0, 1]].concat();
-    let head = [said[0], said[1], 0, 0, 0, 0, 0, 0];
+    let head = [type_and_code[0], type_and_code[1], 0, 0, 0, 0, 0, 0];
     let bytes = [&ip(if v4 { 1 } else { 58 })[..], &head, &quoted].concat();
     Packet { kind: PACKET_HOST, vlan: None, bytes }
 }
@@ -408,23 +408,24 @@ fn icmp(v4: bool, said: [u8; 2]) -> Packet {
 #[test]
 fn icmp_errors_about_own_packets_pass_and_others_do_not() {
     let mark = OptionMark { word: 0, byte: 0 };
-    let passes = |plain: bool, port: u16, v4: bool, said: [u8; 2]| {
+    let passes = |plain: bool, port: u16, v4: bool, type_and_code: [u8; 2]| {
         let filter = OptionFilter { mark, ports: &[port], plain, share: None }.build().unwrap();
-        run(&filter, &icmp(v4, said)) > 0
+        run(&filter, &icmp(v4, type_and_code)) > 0
     };
-    for (v4, said, to_server) in [
+    for (v4, type_and_code, to_server) in [
         (true, [3, 4], true),
         (true, [3, 3], false),
         (true, [3, 13], false),
         (false, [2, 0], true),
         (false, [1, 4], false),
     ] {
-        assert!(passes(true, 4000, v4, said), "{said:?}");
-        assert_eq!(passes(false, 4000, v4, said), to_server, "{said:?}");
-        assert!(!passes(true, 4001, v4, said), "{said:?}");
+        assert!(passes(true, 4000, v4, type_and_code), "{type_and_code:?}");
+        assert_eq!(passes(false, 4000, v4, type_and_code), to_server, "{type_and_code:?}");
+        assert!(!passes(true, 4001, v4, type_and_code), "{type_and_code:?}");
     }
-    for (v4, said) in [(true, [8, 0]), (true, [11, 0]), (false, [128, 0]), (false, [3, 0])] {
-        assert!(!passes(true, 4000, v4, said), "{said:?}");
+    for (v4, type_and_code) in [(true, [8, 0]), (true, [11, 0]), (false, [128, 0]), (false, [3, 0])]
+    {
+        assert!(!passes(true, 4000, v4, type_and_code), "{type_and_code:?}");
     }
 }
 

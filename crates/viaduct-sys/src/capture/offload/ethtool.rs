@@ -66,7 +66,7 @@ impl Device {
         Ok(names.into_iter().enumerate().map(feature).collect())
     }
 
-    /// Requests that features be switched on or off, by name; unknown ones are ignored.
+    /// Requests that features be switched on or off, by name; unknown names are ignored.
     pub(super) fn set(&self, features: &[String], on: bool) -> io::Result<()> {
         let names = self.names()?;
         let words = names.len().div_ceil(32);

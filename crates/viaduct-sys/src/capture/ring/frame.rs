@@ -46,7 +46,7 @@ impl<'a> Frame<'a> {
 
     /// Wraps a packet of a socket whose packets begin at the network header.
     pub(super) fn new(packet: Packet<'a>) -> Frame<'a> {
-        Frame::behind(packet, 0, Offload::default())
+        Frame::with_link_header(packet, 0, Offload::default())
     }
 
     /// Wraps a packet that begins at the link header, preceded by the kernel's offload header.
@@ -60,11 +60,11 @@ impl<'a> Frame<'a> {
         // is ignored.
         offload.checksum =
             offload.checksum.and_then(|(start, at)| Some((start.checked_sub(before)?, at)));
-        Frame::behind(packet, before, offload)
+        Frame::with_link_header(packet, before, offload)
     }
 
     /// Wraps a packet that follows a link header of `link` bytes.
-    fn behind(packet: Packet<'a>, link: usize, offload: Offload) -> Frame<'a> {
+    fn with_link_header(packet: Packet<'a>, link: usize, offload: Offload) -> Frame<'a> {
         let header = packet.header();
         let address = packet.address();
         let kept = (header.tp_snaplen as usize).saturating_sub(link);
@@ -122,7 +122,7 @@ impl<'a> Frame<'a> {
         self.offload.checksum
     }
 
-    /// Returns the wall-clock time when the packet crossed the interface, since 1970.
+    /// Returns the wall-clock time when the packet crossed the interface, as the time since 1970.
     pub fn stamp(&self) -> Duration {
         self.stamp
     }

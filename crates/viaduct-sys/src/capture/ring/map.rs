@@ -1,9 +1,9 @@
 //! The memory shared with the kernel: blocks of equal size, each owned by one side at a time.
 //!
-//! A block begins with a header whose status word says which side owns it. The kernel fills a block
-//! with packets, one after another, and then sets `TP_STATUS_USER`; we read them and then store
-//! `TP_STATUS_KERNEL`. Neither side accesses the rest of a block that it does not own. The safety
-//! of this file depends on this handover.
+//! A block begins with a header whose status word indicates which side owns the block. The kernel
+//! fills a block with packets, one after another, and then sets `TP_STATUS_USER`; we read them and
+//! then store `TP_STATUS_KERNEL`. Neither side accesses the rest of a block that it does not own.
+//! The safety of this file depends on this handover.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -123,7 +123,7 @@ pub struct Ring {
     /// owns the block.
     open: Option<(u32, usize)>,
     drops: u64,
-    /// True if packets were dropped before the next one.
+    /// True if packets were dropped before the next packet.
     is_gap: bool,
     with_offloads: bool,
     socket: OwnedFd,
@@ -185,8 +185,8 @@ impl Ring {
         Ok(Ring { map, block: 0, open: None, drops: 0, is_gap: false, with_offloads, socket })
     }
 
-    /// Stops capturing outgoing packets. This is cheaper than a filter, which the kernel would run
-    /// on each outgoing packet. Errors: `ENOPROTOOPT` before Linux 4.20.
+    /// Stops capturing outgoing packets. Cheaper than a filter, which the kernel would run on each
+    /// outgoing packet. Errors: `ENOPROTOOPT` before Linux 4.20.
     pub fn ignore_outgoing(&self) -> io::Result<()> {
         let yes: c_int = 1;
         os::setsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &yes)

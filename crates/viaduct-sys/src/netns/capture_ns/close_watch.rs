@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::route::netlink;
 
-/// `SKNLGRP_INET_UDP_DESTROY` and `SKNLGRP_INET6_UDP_DESTROY`, a bit each.
+/// `SKNLGRP_INET_UDP_DESTROY` and `SKNLGRP_INET6_UDP_DESTROY`, one bit each.
 const GROUPS: u32 = 1 << 1 | 1 << 3;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 

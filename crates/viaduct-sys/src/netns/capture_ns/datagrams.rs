@@ -62,7 +62,7 @@ const UNSPECIFIED: &str = "table ip viaduct {
 pub struct Uplinks {
     /// IPv4 packets, and outbound IPv6 packets.
     pub out: Uplink,
-    /// Inbound IPv6 packets, and outbound ones to `::1`; `None` without IPv6.
+    /// Inbound IPv6 packets, and outbound packets to `::1`; `None` without IPv6.
     pub v6: Option<LoopbackSocket>,
     /// Watch of closed sockets; `None` if the kernel does not support it.
     pub gone: Option<CloseWatch>,

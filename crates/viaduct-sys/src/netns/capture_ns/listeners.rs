@@ -1,4 +1,5 @@
-//! Listening TCP sockets of a capture namespace, and notification of closed ones (`sock_diag(7)`).
+//! Listening TCP sockets of a capture namespace, and notification of closed sockets
+//! (`sock_diag(7)`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,7 +8,7 @@ use crate::capture::filter::asm::{Asm, Test};
 use crate::capture::filter::{self, BpfInsn};
 use crate::route::netlink::{self, Message, NLM_F_DUMP};
 
-/// `SKNLGRP_INET_TCP_DESTROY` and `SKNLGRP_INET6_TCP_DESTROY`, a bit each.
+/// `SKNLGRP_INET_TCP_DESTROY` and `SKNLGRP_INET6_TCP_DESTROY`, one bit each.
 const GROUPS: u32 = 1 << 0 | 1 << 2;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// The state `TCP_LISTEN`, as a bit.

@@ -48,7 +48,7 @@ const NO_TIME_WAIT: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"
 /// Purpose of a socket in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
-    /// Listener of a program; an IPv6 one may accept IPv4 connections too.
+    /// Listener of a program; an IPv6 listener may accept IPv4 connections too.
     Listener {
         /// True for an IPv6 socket.
         v6: bool,

@@ -38,7 +38,7 @@ pub struct SourceRoute {
     pub own: IpAddr,
 }
 
-/// Reachable prefixes with their source addresses, loopback excepted.
+/// Reachable prefixes with their source addresses, except loopback.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceRoutes(pub Vec<SourceRoute>);
 
@@ -119,8 +119,8 @@ impl SourceRoutes {
         text.split_whitespace().map(near).collect::<Option<_>>().map(SourceRoutes)
     }
 
-    /// Updates the routes of this process's capture namespace from those of `before` to those
-    /// of `self`. Errors: the kernel refuses a route. The others are installed; the first error
+    /// Updates the routes of this process's capture namespace from those of `before` to those of
+    /// `self`. Errors: the kernel refuses a route. The other routes are installed; the first error
     /// is returned.
     pub fn apply(&self, before: &SourceRoutes) -> io::Result<()> {
         for near in before.0.iter().filter(|near| !self.0.contains(near)) {

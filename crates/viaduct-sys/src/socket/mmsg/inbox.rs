@@ -26,7 +26,7 @@ pub struct Received<'a> {
     pub length: usize,
     /// Sender; `None` on a packet socket, whose packets have the sender in their header.
     pub from: Option<SocketAddr>,
-    /// Local destination address, if [`report_destination`] is set.
+    /// Local destination address, if [`report_destination`] was called.
     pub to: Option<IpAddr>,
     /// False if the checksum is not to be checked: it is not filled in yet, or a device has
     /// verified it. Known only on packet sockets with [`report_checksum`]; true on other sockets.

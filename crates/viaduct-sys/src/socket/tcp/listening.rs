@@ -63,8 +63,8 @@ pub fn defer_accept(listener: impl AsFd, limit: Duration) -> io::Result<()> {
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
 }
 
-/// Checks that no socket listens at `address`, not even a shared one. Errors: a socket listens
-/// there, or the address is not this machine's.
+/// Checks that no socket listens at `address`, not even one that shares it. Errors: a socket
+/// listens there, or the address is not this machine's.
 pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
