@@ -44,8 +44,8 @@ impl Owner {
 /// Returns the start time of a process; `None` if it has ended.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain any character. The state follows it, and the start time
-    // is the 22nd field.
+    // The process's name, in parentheses, may contain any character. The state follows it, and the
+    // start time is the 22nd field.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
     let dead = matches!(*fields.first()?, "Z" | "X");
     if dead { None } else { fields.get(19)?.parse().ok() }

@@ -237,8 +237,8 @@ pub fn only_link() -> Option<u32> {
     only_link_in(&text)
 }
 
-/// Like [`only_link`], for the text of `/proc/net/if_inet6`. Each line has address, index, prefix
-/// length, scope and flags, all hexadecimal, and a name.
+/// Does the same as [`only_link`], for the text of `/proc/net/if_inet6`. Each line has address,
+/// index, prefix length, scope and flags, all hexadecimal, and a name.
 fn only_link_in(text: &str) -> Option<u32> {
     const LINK: &str = "20";
     let link = |line: &str| {

@@ -47,7 +47,7 @@ impl EpollCount {
         *self = EpollCount(self.0 + 1, Some(Instant::now()));
     }
 
-    /// Returns whether the call that creates the last instance must have ended by now.
+    /// Returns whether the call that creates the most recent instance must have ended by now.
     fn is_done(self) -> bool {
         self.1.is_none_or(|at| at.elapsed() > CREATE_TIMEOUT)
     }

@@ -155,7 +155,7 @@ fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Resul
         Ok(listener) => listener.as_raw_fd(),
         Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
     };
-    // By `write`, as `send` may be trapped.
+    // Uses `write`, as `send` may be trapped.
     let said = (u64::from(std::process::id()) << 32) | u64::from(said.cast_unsigned());
     rustix::io::write(parent, &said.to_ne_bytes())?;
     if rustix::io::read(parent, &mut [0; 1])? == 0 {

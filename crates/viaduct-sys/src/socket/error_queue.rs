@@ -35,8 +35,8 @@ pub fn take_error(socket: BorrowedFd<'_>) -> Option<IcmpError> {
     take_error_of(socket, &mut []).map(|(error, _)| error)
 }
 
-/// Like [`take_error`], and also returns the number of bytes of the datagram's payload that were
-/// copied to `carried`: as many as the ICMP message quotes and `carried` has room for.
+/// Does the same as [`take_error`], and also returns the number of bytes of the datagram's payload
+/// that were copied to `carried`: as many as the ICMP message quotes and `carried` has room for.
 pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(IcmpError, usize)> {
     let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
     let mut error: Option<libc::sock_extended_err> = None;

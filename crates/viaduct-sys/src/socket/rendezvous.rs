@@ -69,9 +69,9 @@ impl Rendezvous {
         Ok(socket)
     }
 
-    /// Opens a socket for [`tcp::connect_bound`] to a program, for IPv4, or for IPv6 if `v4` is
-    /// false. While the socket is open, no other process can bind the port. Errors: the machine
-    /// lacks the address family.
+    /// Opens a socket for [`tcp::connect_bound`] to a program: an IPv4 socket, or an IPv6 socket if
+    /// `v4` is false. While the socket is open, no other process can bind the port. Errors: the
+    /// machine lacks the address family.
     pub fn bound_socket(&self, v4: bool) -> io::Result<TcpStream> {
         let at = self.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
         tcp::bound(at, OPTIONS)

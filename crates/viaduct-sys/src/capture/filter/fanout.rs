@@ -39,7 +39,7 @@ pub struct FanoutProgram {
     /// Index of the member that gets each share. The number of shares is a power of two, at
     /// most 64.
     pub members: Vec<u8>,
-    /// For UDP datagrams that carry the number of their share in their payload: the local address
+    /// Local address and offset for UDP datagrams that carry the number of their share: the address
     /// to which they are sent, and the offset of the number (one byte) in the payload. The share of
     /// a fragment is the hash of its addresses. `0.0.0.0` means any IPv4 address, and `[::]` any
     /// address. If set, the program is for incoming packets only.

@@ -57,7 +57,7 @@ pub enum OffloadError {
 }
 
 impl OffloadState {
-    /// Reads the features that are on and hide the wire's packets from a tap. Errors: no
+    /// Reads the features that are on and hide the wire's packets from a tap. Errors: there is no
     /// such interface.
     pub fn read(interface: &str) -> Result<OffloadState, OffloadError> {
         let device = open(interface)?;

@@ -20,8 +20,8 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 pub(super) struct Offload {
     /// Segment size in bytes of data, if a device will segment the packet.
     pub(super) segment: Option<NonZeroU16>,
-    /// For a missing checksum: offset, from the link header, of the first byte that it covers, and
-    /// offset of the checksum field from that byte.
+    /// Missing checksum: offset, from the link header, of the first byte that it covers, and offset
+    /// of the checksum field from that byte.
     pub(super) checksum: Option<(usize, usize)>,
 }
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   program ── sendto 192.0.2.1:53 ─▶ default route ─────▶ uplink ─▶ handlers ─▶ a socket outside
-//!           ◀── from 192.0.2.1:53 ─── rule: all is local ◀───┘  ◀── handlers ◀────────┘
+//!           ◀── from 192.0.2.1:53 ── every address is local ◀┘  ◀── handlers ◀────────┘
 //! ```
 //!
 //! The kernel accepts IPv6 datagrams from `::1`, and sends datagrams to `::1`, on the loopback

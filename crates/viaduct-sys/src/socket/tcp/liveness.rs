@@ -31,8 +31,8 @@ pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
     set_dead_after_quiet(stream, Some(after / 2), after)
 }
 
-/// Like [`set_dead_after`], but sends the first keepalive probe after `quiet`, or after half of
-/// `after` if that is earlier. `None` disables probes of an idle peer. Errors: those of
+/// Does the same as [`set_dead_after`], but sends the first keepalive probe after `quiet`, or after
+/// half of `after` if that is earlier. `None` disables probes of an idle peer. Errors: those of
 /// [`set_dead_after`].
 pub fn set_dead_after_quiet(
     stream: impl AsFd,
