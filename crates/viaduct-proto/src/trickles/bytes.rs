@@ -1,5 +1,5 @@
-//! Encoding of integers, big endian or of variable length, and of byte strings with their length
-//! before them. [`Reader`] parses all of these.
+//! Encoding of integers, big endian or of variable length, and of byte strings preceded by their
+//! length. [`Reader`] parses all of these.
 
 pub(crate) use crate::reader::Reader;
 
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_and_have_one_form() {
+    fn varints_round_trip_and_have_one_encoding() {
         for value in [0, 1, 0x7f, 0x80, 0x3fff, 0x4000, u64::MAX >> 1, u64::MAX] {
             let mut out = Vec::new();
             put_varint(&mut out, value);

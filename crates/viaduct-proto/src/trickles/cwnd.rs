@@ -1,7 +1,7 @@
 //! Reno's window in closed form: a TCP sender's `cwnd` after a given number of acknowledgements
 //! (2.5, Figure 5), in O(1), so that a stateless server can compute it.
 
-/// Maximum window in packets: the capacity of two bytes in a continuation.
+/// Maximum window in packets: the window is a two-byte field of a continuation.
 pub const MAX_WINDOW: u32 = u16::MAX as u32;
 
 /// Initial values of a recovery epoch.
@@ -16,10 +16,10 @@ pub struct Reno {
 impl Reno {
     /// The window after `credits` acknowledgements, in packets; monotonic in `credits`.
     ///
-    /// Slow start adds one for each acknowledgement, up to `ssthresh`. After that a window of w
-    /// needs w acknowledgements to grow by one. From s (the larger of start and ssthresh) the n-th
-    /// step is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 acknowledgements, so
-    /// after y of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. Derivation:
+    /// Slow start adds one packet for each acknowledgement, up to `ssthresh`. After that a window
+    /// of w needs w acknowledgements to grow by one. From s (the larger of start and ssthresh) the
+    /// n-th step is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2
+    /// acknowledgements, so after y of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. Derivation:
     /// `docs/trickles/protocol.md`.
     pub fn after(self, credits: u64) -> u32 {
         let start = u64::from(self.start.clamp(1, MAX_WINDOW));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn small_ones_all() {
+    fn all_small_windows_equal_the_simulation() {
         for start in 1..=24 {
             for ssthresh in 0..=32 {
                 let reno = Reno { start, ssthresh };
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_window_is_where_it_ends() {
+    fn growth_stops_at_the_maximum_window() {
         let reno = Reno { start: MAX_WINDOW - 1, ssthresh: 0 };
         assert_eq!(reno.after(u64::from(MAX_WINDOW) - 2), MAX_WINDOW - 1);
         assert_eq!(reno.after(u64::from(MAX_WINDOW) - 1), MAX_WINDOW);
@@ -100,7 +100,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// Any start and threshold, at every k up to a random number below a million.
+        /// Any start and threshold, after every number of acknowledgements up to a random limit of
+        /// at most a million.
         #[test]
         fn equals_the_direct_simulation(
             start in prop_oneof![1..64u32, 1..=MAX_WINDOW],

@@ -1,5 +1,5 @@
 //! Recovery epoch: the part of a connection between two losses. Defines which packets cause an
-//! acknowledgement, and how many packets are sent after each.
+//! acknowledgement, and how many packets are sent after each acknowledgement.
 
 use super::cwnd::Reno;
 
@@ -32,9 +32,9 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Returns whether packet `number` of this epoch carries a continuation: a *point*. A packet
-    /// without a continuation is the first of a pair, and is acknowledged by the request of the
-    /// second one.
+    /// Returns whether packet `number` of this epoch is a *point*: a packet that carries a
+    /// continuation. A packet without a continuation is the first of a pair, and is acknowledged by
+    /// the request of the second.
     pub fn is_point(&self, number: u64) -> bool {
         let offset = number.saturating_sub(self.base);
         !self.acks.delayed || offset < QUICK || (offset - QUICK) % 2 == 1

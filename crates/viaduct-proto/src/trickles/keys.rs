@@ -97,8 +97,8 @@ impl KeyRing {
         right.verify(mac.into()).is_ok().then_some(state)
     }
 
-    /// Encrypts an event for another server, because the request in it is confidential. The cipher
-    /// is AES-SIV (RFC 5297). Format: number of the secret 1 | synthetic IV 16 | the event.
+    /// Encrypts an event for another server, because the event contains a confidential request. The
+    /// cipher is AES-SIV (RFC 5297). Format: number of the secret 1 | synthetic IV 16 | the event.
     pub(super) fn seal_event(&self, event: &[u8]) -> Vec<u8> {
         let keys = self.newest();
         let mut out = vec![keys.number];
@@ -162,7 +162,7 @@ impl Keys {
         is_code(&self.transport, body, mac)
     }
 
-    /// Keyed hash of an address and port, of eight bytes.
+    /// Eight-byte keyed hash of an address and port.
     pub(super) fn address(&self, address: SocketAddr) -> u64 {
         first_word(&code(&self.address, &address_bytes(address)))
     }
@@ -174,7 +174,7 @@ impl Keys {
     }
 
     /// Number of the series of nonces of a connection's packets in one generation, sent to the
-    /// address `client`. The texts of the other hashes under this key have other lengths.
+    /// address `client`. The other hashes under this key have inputs of other lengths.
     pub(super) fn series(&self, connection: u64, generation: u16, client: SocketAddr) -> u64 {
         let mut text = [0; 28];
         text[..8].copy_from_slice(&connection.to_be_bytes());
@@ -194,7 +194,7 @@ impl Keys {
     }
 }
 
-/// The IP address (16 bytes, an IPv4 address as a mapped one) and the port.
+/// The IP address (16 bytes; an IPv4 address is mapped to IPv6) and the port.
 fn address_bytes(address: SocketAddr) -> [u8; 18] {
     let mut bytes = [0; 18];
     let ip = match address {
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_old_secret_sealed_is_opened_until_it_is_dropped() {
+    fn data_sealed_with_an_old_secret_open_until_the_secret_is_dropped() {
         let mut ring = KeyRing::new(1, &[1; 32]);
         let mut sealed = Vec::new();
         ring.seal_user(b"GET /", &mut sealed);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_byte_will_do() {
+    fn data_with_a_changed_byte_are_refused() {
         let ring = KeyRing::new(1, &[1; 32]);
         let mut sealed = Vec::new();
         ring.seal_user(b"state", &mut sealed);

@@ -30,7 +30,7 @@
 //! | [`nonce`] | p(i) = r(i) xor r(i + 1) |
 //! | [`continuation`] | the connection state that the server does not keep |
 //! | [`proof`] | which packets have arrived |
-//! | [`replay`] | requests that were answered, in fixed memory |
+//! | [`replay`] | record of the answered requests, in fixed memory |
 //! | [`wire`] | the messages |
 //! | [`crypt`] | the same messages, encrypted under keys that the server does not store |
 //! | [`server`] | a function of request, address, secrets and time |

@@ -1,10 +1,10 @@
 //! Nonces of packets: p(i) = r(i) xor r(i + 1), where r(x) = f(K, x) (2.2).
 //!
 //! The xor of the nonces of packets m to n is r(m) xor r(n + 1). So two values of r are enough for
-//! a server to make a nonce, or to verify the sum of a range of any length. One block of AES over
-//! the number of a *series* and x / 2 yields two values. Each generation of a connection has a
-//! series of its own at each address: two generations, or two addresses, may use the same packet
-//! numbers, but a nonce of one proves nothing in the other.
+//! a server to make a nonce, or to verify the sum of a range of any length. One AES block, which
+//! encrypts the number of a *series* and ⌊x / 2⌋, yields two values. Each generation of a
+//! connection has its own series for each client address: two generations, or two addresses, may
+//! use the same packet numbers, but a nonce of one series proves nothing in another.
 
 use aes::Aes128;
 use aes::cipher::BlockEncrypt;

@@ -14,13 +14,15 @@
 //!   P: the last packet with a continuation before f     C(P): the congestion window at P
 //! ```
 //!
-//! Each request covers the packets after that of the previous request, up to its own. Requests of
-//! lost packets do not count, because they were never sent. So every lost packet is covered by
-//! exactly one request: the one that follows the packet's run of losses.
+//! Each request covers the packets after the previous request's packet, up to its own packet. The
+//! requests for which lost packets carried the continuations were never sent and do not count. So
+//! every lost packet is covered by exactly one request: the first request after the packet's run of
+//! losses.
 
 use super::epoch::Epoch;
 
-/// Upper limit, for any settings, of the packets that are retransmitted in answer to one request.
+/// Maximum number of packets that are retransmitted in answer to one request, whatever the
+/// settings.
 pub const MAX_BURST: usize = 32;
 
 /// A run of consecutive lost packets.
@@ -53,7 +55,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// The numbers from `first` to below `end`; empty if `end` is not above `first`.
+    /// The numbers `first..end`; empty if `end` is not above `first`.
     pub fn new(first: u64, end: u64) -> Self {
         Span { first, end: end.max(first) }
     }
@@ -128,7 +130,8 @@ pub enum Inconsistent {
         /// First loss that the request reports.
         first: u64,
     },
-    /// More packets are reported as lost than as unanswered, or more than were in flight.
+    /// More packets are reported lost than unanswered, or more packets unanswered than were in
+    /// flight.
     #[error("{lost} of at most {most} packets are reported lost at the end of an epoch")]
     Tail {
         /// Number of packets reported as lost, or as unanswered if that is more.
@@ -218,8 +221,8 @@ fn own_packets(epoch: Epoch, number: u64, gaps: &[Run]) -> u64 {
 
 /// Lost packets that are retransmitted in answer to request `number`, and the total number
 /// retransmitted up to and including this answer. Lost packets beyond `burst` wait for later
-/// requests. The number of requests after each gap, which the proof of receipt shows, tells which
-/// lost packets are still to be sent.
+/// requests. The number of requests after each gap, which the proof of receipt shows, determines
+/// which lost packets have not been retransmitted yet.
 fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Again, u64) {
     let burst = burst as u64;
     let (mut lost, mut waiting, mut now) = (0, 0, 0);
@@ -265,7 +268,7 @@ pub fn tail(epoch: Epoch, number: u64, tail: Tail, burst: usize) -> Result<Plan,
     let (lost, unanswered) = (u64::from(tail.lost), u64::from(tail.unanswered));
     let survivors = u64::from(epoch.start);
     // The request whose answer contained packet `number` has reached the server, and so have all
-    // before it.
+    // earlier requests.
     let most = (epoch.base + survivors).saturating_sub(number + 1);
     if lost > unanswered || unanswered > most {
         return Err(Inconsistent::Tail { lost: lost.max(unanswered), most });

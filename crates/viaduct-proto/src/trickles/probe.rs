@@ -1,5 +1,5 @@
 //! Probe of a server by UDP: a first request without data, which a server answers with an address
-//! token. The server keeps no state of it, and no application sees it as a request.
+//! token. The server keeps no state of the probe, and its application receives no request.
 
 use super::crypt::ClientCrypt;
 use super::packet::{Role, udp};
@@ -28,7 +28,7 @@ impl Probe {
         Probe { token, crypt }
     }
 
-    /// Content of the datagram to send; `None` if the handshake cannot be made.
+    /// Content of the datagram to send; `None` if the encryption fails.
     pub fn datagram(&mut self) -> Option<Vec<u8>> {
         let mut message = Vec::with_capacity(LENGTH);
         emit_open(0, self.token, LONGEST, &mut message);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_answers_a_probe_and_the_answer_belongs_to_it_alone() {
+    fn a_server_answers_a_probe_and_the_answer_matches_no_other_probe() {
         let mut server = server();
         let mut probe = Probe::new(0x1234_5678_9abc_def0, None);
         let datagram = probe.datagram().unwrap();
@@ -102,12 +102,12 @@ mod tests {
         let said = answers(&mut server, &datagram);
         assert_eq!(said.len(), 1);
         assert!(said[0].len() <= datagram.len() && probe.is_answer(&said[0]));
-        assert!(!Probe::new(1, None).is_answer(&said[0]), "of another probe");
+        assert!(!Probe::new(1, None).is_answer(&said[0]), "answer to another probe");
         assert!(!probe.is_answer(&datagram) && !probe.is_answer(b"HTTP/1.1 200 OK"));
     }
 
     #[test]
-    fn an_encrypted_probe_is_answered_by_the_holder_of_the_key_alone() {
+    fn an_encrypted_probe_is_answered_only_by_the_holder_of_the_key() {
         let identity = || SecretKey::from_bytes([0x42; 32]);
         let crypt = |key| ServerCrypt::new(key, true, entropy(1));
         let sealed = || Probe::new(5, Some(ClientCrypt::new(identity().public(), entropy(2))));

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A *number* has a variable length ([`wire`](super::wire)). The first range is relative to the
-//! base of the epoch, and the last one ends with the request's own packet. The sum is the xor of
+//! base of the epoch, and the last range ends with the request's own packet. The sum is the xor of
 //! the nonces in all ranges. To verify it, the server computes two words of a keyed hash for a
 //! range of any length. The paper has one sum for each range. A single sum is as secure: if a
 //! client lacks the nonce of one of the named packets, it knows nothing about the sum. The epoch's
@@ -42,7 +42,7 @@ impl Gaps {
     }
 
     /// The losses between `base` and the last range; `None` if there are more than [`MAX_GAPS`], or
-    /// if one has 2^32 packets or more.
+    /// if a gap has 2^32 packets or more.
     pub fn between(base: u64, ranges: &[Range]) -> Option<Gaps> {
         let mut gaps = Gaps::default();
         let mut next = base;
@@ -53,7 +53,7 @@ impl Gaps {
         Some(gaps)
     }
 
-    /// Adds the packets from `first` to below `end` as lost, if there are any.
+    /// Records the packets `first..end` as lost, if there are any.
     fn note(&mut self, first: u64, end: u64) -> Option<()> {
         if end > first {
             let count = u32::try_from(end - first).ok()?;
@@ -79,13 +79,13 @@ pub enum Unproven {
     Ends(u64),
     /// The sum is not the xor of the nonces.
     #[error(
-        "the nonces of the packets named from {first} to {last} have another sum: one of them was \
-         not received"
+        "the proof's sum does not match the nonces of the packets that it names from {first} to \
+         {last}: one of them was not received"
     )]
     Sum {
-        /// First packet that is named.
+        /// First packet that the proof names.
         first: u64,
-        /// Last packet that is named.
+        /// Last packet that the proof names.
         last: u64,
     },
 }
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_what_lies_between() {
+    fn gaps_are_the_packets_between_the_ranges() {
         let gaps = check(&[range(12, 20), range(24, 24), range(26, 40)], 40).unwrap();
         let lost = [(10, 2), (21, 3), (25, 1)].map(|(first, count)| Run { first, count });
         assert_eq!(gaps.runs(), lost);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_with_the_requests_packet() {
+    fn a_proof_ends_with_the_requests_packet() {
         assert_eq!(check(&[range(10, 39)], 40), Err(Unproven::Ends(40)));
         assert_eq!(check(&[range(10, 41)], 40), Err(Unproven::Ends(40)));
     }

@@ -1,4 +1,4 @@
-//! Replay window: answered requests, in memory of fixed size (2.2).
+//! Replay window: record of the answered requests, in memory of fixed size (2.2).
 //!
 //! ```text
 //!   floor                                                     now
@@ -10,23 +10,23 @@
 //! Answers are recorded in the newest slice. A slice ends when its time is over *or when it is
 //! full*. Then the oldest slice is emptied and becomes the newest, and the floor rises to the
 //! *reach* of the emptied slice: the latest time at which an entry was recorded, or at which the
-//! entry's continuation was made. So no answer can be repeated. A client whose continuation is
+//! entry's continuation was made. So no request is answered twice. A client whose continuation is
 //! older than the floor has to restart, which costs a round trip and at most a slow start. A slice
-//! lasts a third of the horizon, so that three slices and the newest one cover all of it. Under
-//! load the horizon becomes shorter, and the memory stays the same. Only answers are recorded, and
-//! each requires an authentic continuation. So garbage uses no space, and the number of a client's
-//! entries is proportional to the number of packets in its answers.
+//! lasts a third of the horizon, so that the three slices before the newest one cover all of it.
+//! Under load the horizon becomes shorter, and the memory stays the same. Only answers are
+//! recorded, and each requires an authentic continuation. So garbage uses no space, and the number
+//! of a client's entries is proportional to the number of packets in its answers.
 //!
 //! A slice reaches beyond the clock if it has a continuation from a replica whose clock is *ahead*.
 //! If the slice were emptied before the clock has reached the continuation's time, either current
-//! continuations of this server would be refused, too, or the continuation from the replica could
+//! continuations of this server would also be refused, or the continuation from the replica could
 //! be answered twice. So the slice with the earliest reach is emptied, and at most two slices reach
 //! beyond the clock at a time. Further continuations that are ahead are refused until the clock has
 //! caught up. The other two slices alternate, even if a flood fills them fast.
 //!
 //! Keys are hashed with a secret of the window, so that an attacker cannot choose a bucket. In each
 //! slice a key has two buckets of 16 fingerprints of 32 bits. With four full slices, a new key is
-//! mistaken for a known one in fewer than 1 of 30 million lookups, which has the effect of a lost
+//! mistaken for a known one in fewer than 1 in 30 million lookups, which has the effect of a lost
 //! packet.
 
 use highway::{HighwayHash, HighwayHasher, Key};
@@ -115,7 +115,7 @@ impl Replay {
         SLICES * self.slices[0].len() * BUCKET * 4
     }
 
-    /// Present maximum age of a continuation that may be answered.
+    /// Current maximum age of a continuation that may be answered.
     pub fn horizon(&self, now: Instant) -> Duration {
         self.horizon.min(now.since(self.floor))
     }
@@ -202,11 +202,11 @@ impl Replay {
         room
     }
 
-    /// Empties the slice with the earliest reach, and makes it the newest. It is the oldest slice,
-    /// unless the oldest has an entry ahead of the clock.
+    /// Empties the slice with the earliest reach, and makes it the newest. This is the oldest
+    /// slice, unless the oldest slice has an entry ahead of the clock.
     fn turn(&mut self, now: Instant) {
-        let behind = (1..=SLICES).map(|after| (self.newest + after) % SLICES);
-        self.newest = behind.min_by_key(|&slice| self.reach[slice]).unwrap_or(self.newest);
+        let oldest_first = (1..=SLICES).map(|after| (self.newest + after) % SLICES);
+        self.newest = oldest_first.min_by_key(|&slice| self.reach[slice]).unwrap_or(self.newest);
         self.floor = self.floor.max(self.reach[self.newest]);
         self.slices[self.newest].fill([0; BUCKET]);
         self.reach[self.newest] = Instant::ZERO;
@@ -235,13 +235,13 @@ impl Replay {
     }
 }
 
-/// Combines two numbers. A client can choose a loss within its epoch, but no base.
+/// Combines two numbers. A client can choose a loss within its epoch, but not the base.
 fn combine(base: u64, other: u64) -> u64 {
     base.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(other)
 }
 
-/// An empty table whose pages are allocated at once. Pages of zeroed memory would be allocated on
-/// first use, so the server's memory would seem to grow with its clients.
+/// An empty table whose pages are allocated immediately. Pages of zeroed memory would be allocated
+/// on first use, so the server's memory would seem to grow with its clients.
 fn touched(buckets: usize) -> Vec<[u32; BUCKET]> {
     let mut table = vec![[u32::MAX; BUCKET]; buckets];
     table.fill([0; BUCKET]);

@@ -8,10 +8,11 @@
 //!   accepted      n - 1 … n + 1   n … n + 2       n + 1 … n + 3   (one earlier period is kept)
 //! ```
 //!
-//! The next period's secret is accepted already, for replicas whose clocks are ahead. A new root
-//! states the time from which it seals. Until then it is only accepted, so that all replicas have
-//! it before the first of them seals with it. After that time the old root is accepted until its
-//! last periods expire. Then it has no effect, and can be removed at any time.
+//! The next period's secret is already accepted, for replicas whose clocks are ahead. A new root
+//! has a time from which its secrets seal. Until that time they are only accepted, so that all
+//! replicas have the root before the first replica seals with it. After that time the old root is
+//! accepted until its last periods expire. Then the old root has no effect, and can be removed at
+//! any time.
 
 use ring::hmac;
 
@@ -66,7 +67,7 @@ pub enum InvalidRotation {
     #[error("root {0}: a number from 0 to 7 is expected")]
     Number(u8),
     /// Two roots have the same number.
-    #[error("root {0} is there twice")]
+    #[error("root {0} is listed twice")]
     Twice(u8),
     /// Two roots seal from the same time.
     #[error("roots {0} and {1} seal from the same time: different times are expected")]
@@ -115,8 +116,8 @@ impl Rotation {
         Ok(Rotation { period, keep, roots })
     }
 
-    /// Returns the numbered secrets at time `now`, in seconds since 1970: first the one that seals,
-    /// then the others that are accepted.
+    /// Returns the numbered secrets at time `now`, in seconds since 1970: first the sealing secret,
+    /// then the other accepted secrets.
     pub fn secrets(&self, now: u64) -> Vec<(u8, [u8; 32])> {
         let current = now / self.period;
         let sealing = self.roots.iter().rposition(|root| root.from <= now).unwrap_or(0);
@@ -125,7 +126,7 @@ impl Rotation {
         for (n, root) in self.roots.iter().enumerate() {
             // Periods in which the root seals, and one more at each end for clocks that differ.
             let first = match n {
-                // The first root seals before its time, too, because there is no earlier one.
+                // The first root also seals before its time, because there is no earlier root.
                 0 => 0,
                 _ => (root.from / self.period).saturating_sub(1),
             };
@@ -202,7 +203,7 @@ mod tests {
         // Afterwards the old root does not matter.
         let later = time + 3 * HOUR;
         assert_eq!(both.secrets(later), new.secrets(later));
-        // Before its time the only root seals.
+        // A single root also seals before its time.
         assert_eq!(sealing(&new, 5).0, 1 << 5);
     }
 

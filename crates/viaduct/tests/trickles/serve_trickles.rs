@@ -258,7 +258,7 @@ fn a_file_replaced_during_a_transfer_is_not_mixed() {
         client.fetch(flow, &get("/a", ""), &[MAIN], LIMIT)
     });
     let End::Failed(why) = end else { panic!("{end:?}") };
-    assert_eq!(why, "what was being sent has changed at the server");
+    assert_eq!(why, "the object that was being sent has changed at the server");
     let (_, body) = client.response(MAIN);
     assert!(random(5_000_000).starts_with(body));
 }

@@ -11,7 +11,8 @@
 //! is not cached is treated as lost, and the client continues with the continuations that it has
 //! received. A segment is also treated as lost if an earlier segment of its request names the same
 //! place, or if [`MAX_SEGMENTS`] earlier segments name places. These limits bound the growth of
-//! queued requests: a place has at most 33 bytes, its continuation up to 750.
+//! queued requests: a named place has at most 33 bytes, and the continuation that replaces it up to
+//! 750.
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
@@ -20,7 +21,7 @@ use crate::trickles::standard::wire::{
 use crate::trickles::standard::{MAX_SEGMENTS, Place, Segment};
 use crate::trickles::wire::Request;
 
-/// Maximum number of cached places. Each takes about the memory of its continuation.
+/// Maximum number of cached places. A cached place takes about as much memory as its continuation.
 const SLOTS: usize = 1024;
 
 /// Cached places, in slots that a hash selects. A new place replaces the old one of its slot.
@@ -49,8 +50,8 @@ impl Ahead {
         self.slots[at] = Some(Slot { connection, stream, position, continuation });
     }
 
-    /// Returns the request with continuations in place of the named places, and without segments
-    /// that are treated as lost. `None` if the request names no place.
+    /// Returns the request with each named place replaced by its continuation, and without the
+    /// segments that are treated as lost. `None` if the request names no place.
     pub(super) fn resolve(&self, connection: u64, message: &[u8]) -> Option<Vec<u8>> {
         let data = Request::parse(message).ok()?.data;
         let names = |segment: Segment<'_>| named(&segment).is_some();
@@ -99,7 +100,7 @@ impl Ahead {
     }
 }
 
-/// Place of a segment that names it instead of a continuation; `None` for other segments.
+/// Place that a segment names instead of carrying a continuation; `None` for other segments.
 fn named(segment: &Segment<'_>) -> Option<Place> {
     match segment {
         Segment::Input { continuation, .. } => named_place(continuation),
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_grows_by_no_more_places_than_a_client_names_and_each_once() {
+    fn at_most_max_segments_distinct_places_are_resolved() {
         let (mut ahead, ring) = (Ahead::default(), KeyRing::new(1, &[1; 32]));
         let at = |stream| Place { stream, start: 0, reserve: 9, position: 5 };
         let places: Vec<Place> = (0..100).map(at).collect();
@@ -149,7 +150,7 @@ mod tests {
         assert!(count == MAX_SEGMENTS && bytes < 1_400 + MAX_SEGMENTS * 768, "{count}, {bytes}");
         assert_eq!(known(&ahead, &[at(3); 100]).0, 1, "the same place again");
         let elsewhere = Place { start: 1, ..at(3) };
-        assert_eq!(known(&ahead, &[at(3), elsewhere]).0, 1, "the same place by another name");
+        assert_eq!(known(&ahead, &[at(3), elsewhere]).0, 1, "the same place with another start");
         let unknown = Place { position: 6, ..at(1) };
         assert_eq!(known(&ahead, &[unknown, at(1)]).0, 1);
     }

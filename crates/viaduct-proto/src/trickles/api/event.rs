@@ -32,7 +32,7 @@ pub struct Minisocket<'m> {
     pub(super) message: Cow<'m, [u8]>,
     /// Parsed properties of the request, if the request was released.
     kept: Option<RequestSummary>,
-    /// Channel of the request, which the answers use, too.
+    /// Channel of the request, also used for the answers.
     pub(super) channel: Channel,
 }
 
@@ -43,14 +43,14 @@ pub(super) struct RequestSummary {
     /// Position from which the answer contains the output that the request's input causes. `None`
     /// unless another request carries the same input.
     pub(super) beyond: Option<u64>,
-    /// The first continuation among the asks that was not sealed with the newest secret, and the
-    /// index of its ask. The answer replaces it by one that is sealed with the newest secret.
+    /// Index and continuation of the first ask whose continuation was not sealed with the newest
+    /// secret. The answer contains this continuation, resealed with the newest secret.
     pub(super) other: Option<(usize, Vec<u8>)>,
 }
 
 impl RequestSummary {
-    /// Properties of a request answered by `grant`. For `other`, only asks for which there is room
-    /// are considered.
+    /// Properties of a request answered by `grant`. `other` considers only asks whose packets have
+    /// room.
     fn of(message: &[u8], grant: &Grant) -> RequestSummary {
         let request = Request::parse(message);
         let roomy = grant.permits().filter(|permit| permit.room > 0);
@@ -81,7 +81,7 @@ pub struct Input<'m> {
     pub ends: bool,
 }
 
-/// Output that is requested.
+/// Requested output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputRequest<'m> {
     /// Index of the ask in the request, from 0; see [`Reply::answer`](super::Reply::answer).
@@ -94,7 +94,8 @@ pub struct OutputRequest<'m> {
     pub range: Range<u64>,
 }
 
-/// Error: no known secret has sealed a continuation, or it does not yield the requested range.
+/// Error: a continuation was not sealed with a secret of the ring, or does not yield the requested
+/// range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidContinuation {
     /// The stream that the continuation claims to belong to.
@@ -131,13 +132,14 @@ impl<'m> Minisocket<'m> {
         &self.to
     }
 
-    /// Limits the answers to messages of `most` bytes, if the path's MTU is smaller than the client
-    /// allows. The client requests again the bytes that do not fit.
+    /// Limits the answers to messages of `most` bytes, for a path whose MTU is smaller than the
+    /// client assumes. The client requests the bytes that do not fit again.
     pub fn fit(&mut self, most: usize) {
         self.grant.fit(most.saturating_sub(self.channel.overhead()));
     }
 
-    /// Maximum bytes of user continuation and data in each packet of the answer; 0 for no room.
+    /// Maximum bytes of user continuation and data in each packet of the answer; 0 if the packet
+    /// has no room.
     pub fn room(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.grant.permits().map(|permit| permit.room)
     }

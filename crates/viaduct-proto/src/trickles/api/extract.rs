@@ -2,17 +2,17 @@
 //! server with the same secrets.
 //!
 //! ```text
-//!  collection   events, each with its length before it
+//!  collection   events, each preceded by its length
 //!  event        number of the secret 1 | siv 16, under AES-SIV:
-//!               version 1: 4 | made 6 | return path, its length before it | grant | request, its
-//!               length before it | channel, its length before it
+//!               version 1: 4 | made 6 | return path* | grant | request* | channel*
+//!                *: preceded by its length
 //! ```
 //!
 //! *Made* is the time of extraction in microseconds; the *return path* is a [`Return`]; the *grant*
 //! is described in `server/grant.rs`. The *channel* is empty, or identifies the key under which the
 //! answers are encrypted (`crypt`). AES-SIV keeps an event authentic and confidential in transit.
-//! Each server installs an event at most once, and only while the event is within the server's
-//! replay horizon.
+//! Each server installs an event at most once, and only while the event's age is within the
+//! server's replay horizon.
 
 use std::borrow::Cow;
 
@@ -30,13 +30,14 @@ const VERSION: u8 = 4;
 pub struct Installed {
     /// Events that were queued.
     pub taken: usize,
-    /// Events refused: altered, of an unknown secret, too old, installed before, or too many.
+    /// Events refused: altered, sealed with an unknown secret, too old, already installed, or
+    /// beyond the queue's limit.
     pub refused: usize,
 }
 
 impl Endpoint {
-    /// Moves the events for which `which` returns true from the queue to `out`. An event with which
-    /// `out` would exceed `most` bytes stays in the queue. Returns the number of events moved.
+    /// Moves the events for which `which` returns true from the queue to `out`. An event that would
+    /// make `out` longer than `most` bytes stays in the queue. Returns the number of events moved.
     pub fn extract_events(
         &mut self,
         now: Instant,

@@ -1,8 +1,8 @@
 //! Layout of an answer: the content of each packet.
 //!
 //! Notes fill the packets with room in order, before data. The answer to an ask is put into that
-//! ask's packet, and output that was not asked for into packets without an ask, in order. The
-//! client requests again the bytes that do not fit in their packet.
+//! ask's packet, and output that no ask requested into packets without an ask, in order. The client
+//! requests the bytes that do not fit in their packet again.
 
 use super::reply::{Files, Piece, Reply, Sealed, Stretch};
 use crate::trickles::client::ENDS;
@@ -28,8 +28,8 @@ impl Slot {
         (self.room - self.user.len()) as u64
     }
 
-    /// Adds as many bytes of `stretch` from `skip` on as fit, and returns their number. Adds none
-    /// if the packet has data already, because the data of a packet are contiguous.
+    /// Adds the bytes of `stretch` from offset `skip`, as many as fit, and returns their number.
+    /// Adds none if the packet already has data, because the data of a packet are contiguous.
     fn fill(&mut self, stretch: &Stretch, skip: u64) -> u64 {
         if !self.pieces.is_empty() {
             return 0;
@@ -72,8 +72,8 @@ impl Slot {
 }
 
 /// Lays out the answer to a request with this number of `asks`: one packet for each permit.
-/// `renewed`, the index of an ask and its resealed continuation, is added to the ask's packet if
-/// that packet has room, and no notes yet.
+/// `renewed` is the index of an ask and its resealed continuation, which is added to the ask's
+/// packet if that packet has room and contains no notes.
 pub(super) fn lay_out(
     ring: &KeyRing,
     grant: &Grant,
@@ -88,7 +88,7 @@ pub(super) fn lay_out(
             slot.user.clone_from(user);
         }
     }
-    // The asks are answered by the packets with room, one each in order.
+    // The packets with room answer the asks in order, one ask each.
     let with_room: Vec<usize> =
         slots.iter().enumerate().filter(|(_, slot)| slot.room > 0).map(|(at, _)| at).collect();
     // Notes that do not fit are left out: the client repeats input that is not acknowledged.

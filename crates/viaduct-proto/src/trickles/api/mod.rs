@@ -69,8 +69,8 @@ pub struct Stats {
     pub installed: u64,
     /// Streams reset because their continuation was not sealed with any of the secrets.
     pub unknown: u64,
-    /// Events refused at installation: altered, of an unknown secret, too old, installed before, or
-    /// too many.
+    /// Events refused at installation: altered, sealed with an unknown secret, too old, already
+    /// installed, or beyond the queue's limit.
     pub strange: u64,
 }
 
@@ -100,7 +100,8 @@ impl Endpoint {
         Endpoint { server, crypt: None, queue, limit, stats, ahead, message, data, sealed }
     }
 
-    /// Accepts encrypted requests, too; only these if `crypt` requires encryption.
+    /// Accepts encrypted requests as well, or only encrypted requests if `crypt` requires
+    /// encryption.
     #[must_use]
     pub fn with_crypt(self, crypt: ServerCrypt) -> Self {
         Endpoint { crypt: Some(crypt), ..self }
@@ -111,7 +112,7 @@ impl Endpoint {
         self.crypt.as_ref()
     }
 
-    /// The server that decides on requests.
+    /// The server, which decides how requests are answered.
     pub fn server(&self) -> &Server {
         &self.server
     }
@@ -121,7 +122,7 @@ impl Endpoint {
         &mut self.server
     }
 
-    /// The secrets, with which an application's continuations are opened.
+    /// The secrets with which the application's continuations are opened.
     pub fn ring(&self) -> &KeyRing {
         self.server.ring()
     }
@@ -158,7 +159,7 @@ impl Endpoint {
     }
 
     /// Like [`Endpoint::handle`], but returns the event instead of queueing it. The caller answers
-    /// the event at once. Errors: [`Refusal`], which is counted.
+    /// the event immediately. Errors: [`Refusal`], which is counted.
     pub fn accept<'m>(
         &mut self,
         now: Instant,
@@ -188,7 +189,7 @@ impl Endpoint {
     /// secret, or the secret of the event's encryption, has left the ring, the event is counted,
     /// but not answered. Each packet is passed to `out`, with the [`Return`] path along which it
     /// must be sent. Packets that the reply has not filled are sent without data, because the
-    /// client continues with their continuations.
+    /// client needs their continuations.
     pub fn send(
         &mut self,
         event: Minisocket<'_>,
@@ -226,8 +227,8 @@ impl Endpoint {
         }
     }
 
-    /// Drops an event without an answer, for instance under overload. To the client its request
-    /// seems lost.
+    /// Drops an event without an answer, for instance under overload. The client treats the request
+    /// as lost.
     pub fn drop_event(&mut self, event: Minisocket<'_>) {
         self.stats.dropped += 1;
         drop(event);

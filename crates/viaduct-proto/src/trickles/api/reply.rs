@@ -35,7 +35,7 @@ impl Piece {
         self.len() == 0
     }
 
-    /// Part of the piece from offset `skip` on, of at most `most` bytes.
+    /// Part of the piece that starts at offset `skip`, at most `most` bytes.
     pub(super) fn cut(&self, skip: u64, most: u64) -> Piece {
         let skip = skip.min(self.len());
         let length = most.min(self.len() - skip);
@@ -64,7 +64,7 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// Part of the stretch from offset `skip` on, of at most `most` bytes.
+    /// Part of the stretch that starts at offset `skip`, at most `most` bytes.
     pub(super) fn part(&self, skip: u64, most: u64) -> Stretch {
         let (mut before, mut left) = (skip, most);
         let cut = |piece: &Piece| {
@@ -93,8 +93,8 @@ impl Stretch {
 
 /// Reader of the files that pieces name.
 pub trait Files {
-    /// Fills `out` with the bytes of `file` from `offset` on. Returns false if the bytes cannot be
-    /// read; then the stream is reset.
+    /// Fills `out` with the bytes of `file` at `offset`. Returns false if the bytes cannot be read;
+    /// the stream is then reset.
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool;
 }
 
@@ -129,9 +129,9 @@ pub(super) enum Sealed {
 }
 
 impl Reply {
-    /// Part of this reply for a request whose input another request carries, too: only the output
-    /// that was not asked for, from position `from` on. Continuations are sent in the other
-    /// request's answer.
+    /// Part of this reply for a request that carries the same input as another request: only the
+    /// output that no ask requested, from position `from`. The continuations are in the answer to
+    /// the other request.
     pub(super) fn beyond(&self, from: u64) -> Reply {
         let rest = |all: &Stretch| all.part(from.saturating_sub(all.position), u64::MAX);
         let brought = self.brought.as_ref().map(rest);
@@ -144,7 +144,7 @@ impl Reply {
         self
     }
 
-    /// Sends output that the request's input causes, and that was not asked for yet, in packets
+    /// Sends output that the request's input causes and that no ask has requested yet, in packets
     /// without an ask.
     pub fn bring(&mut self, stretch: Stretch) -> &mut Self {
         self.brought = Some(stretch);
@@ -166,7 +166,8 @@ impl Reply {
         })
     }
 
-    /// Gives the client an output continuation (4.3). Panics: as for [`Reply::input`].
+    /// Gives the client an output continuation (4.3). Panics if the state is longer than
+    /// [`MAX_STATE`].
     pub fn output(&mut self, valid: Valid, state: impl Into<Vec<u8>>) -> &mut Self {
         self.continuations.push(Sealed::Output(valid, checked(state)));
         self

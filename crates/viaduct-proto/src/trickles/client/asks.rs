@@ -35,8 +35,8 @@ impl Want {
     /// The parts of the range that are outside `range`.
     fn without(self, range: &Range<u64>) -> impl Iterator<Item = Want> {
         let before = self.position..self.end().min(range.start);
-        let behind = self.position.max(range.end)..self.end();
-        let left = [before, behind].into_iter().filter(|left| left.start < left.end);
+        let after = self.position.max(range.end)..self.end();
+        let left = [before, after].into_iter().filter(|left| left.start < left.end);
         left.map(move |left| Want {
             position: left.start,
             length: left.end - left.start,
@@ -118,8 +118,8 @@ impl Asks {
         }
     }
 
-    /// Adds lost bytes to the wants again, in front of the wants of later bytes. Adjacent ranges
-    /// are merged, because a packet for each small remainder would cost much overhead.
+    /// Returns lost bytes to the wants, before the wants of later bytes. Adjacent ranges are
+    /// merged, because a packet for each small remainder would cost much overhead.
     pub(super) fn want_again(&mut self, want: Option<Want>) {
         let Some(mut want) = want.filter(|want| want.length > 0) else { return };
         let later = self.wants.iter().position(|later| later.position > want.position);
@@ -154,7 +154,7 @@ impl Asks {
     }
 
     /// Replaces the user continuation `before` of pending wants by `now`. Requests in flight keep
-    /// the old one, as they are answered soon.
+    /// the old continuation, because they are answered soon.
     pub(super) fn renew(&mut self, before: &Bytes, now: &Bytes) {
         for want in self.wants.iter_mut().filter(|want| want.user == *before) {
             want.user = now.clone();
@@ -265,7 +265,7 @@ impl Asks {
         self.furthest = 0;
     }
 
-    /// Returns whether a packet of this number may arrive: it, or a later one, was requested.
+    /// Returns whether packet `number` may arrive: this packet or a later one was requested.
     pub(super) fn reaches(&self, number: u64) -> bool {
         number <= self.furthest
     }
@@ -303,7 +303,7 @@ mod tests {
 
     /// Compares the cached first packet and oldest repair with the results of a full scan.
     #[test]
-    fn the_first_that_brings_and_the_oldest_repair_are_those_of_a_search() {
+    fn the_cached_first_packet_and_oldest_repair_equal_those_of_a_scan() {
         let mut rng = Rng::from_seed(5);
         let (mut asks, mut now, mut next) = (Asks::default(), Instant::ZERO, 0);
         for _ in 0..20_000 {
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_packet_is_asked_again_without_what_is_no_longer_wanted() {
+    fn lost_bytes_are_requested_again_unless_they_were_cancelled() {
         for (range, left) in [(20..30, 10), (20..40, 10), (30..40, 20), (40..50, 20), (5..20, 0)] {
             let mut asks = Asks::default();
             let want = Want { position: 10, length: 20, user: Bytes::new() };
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_together_is_wanted_together() {
+    fn adjacent_wants_are_merged() {
         let mut asks = Asks::default();
         let want = |position, length, user| {
             Some(Want { position, length, user: Bytes::from_static(user) })

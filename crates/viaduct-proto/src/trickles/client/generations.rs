@@ -1,5 +1,6 @@
-//! Generations of a connection: each restart begins one. Keeps the present one, those that were
-//! requested, and the anchor: the continuation and proof that a restart returns.
+//! Generations of a connection: each restart begins a new generation. Keeps the number of the
+//! current generation, the requested generations, and the anchor: the continuation and proof that a
+//! restart returns.
 
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
@@ -18,34 +19,35 @@ pub(super) struct Anchor {
 /// Generations of a connection. Each has its own packet numbers.
 #[derive(Debug, Default)]
 pub(super) struct Generations {
-    present: u16,
-    /// Generations newer than the present one, each with the time at which it was requested.
+    current: u16,
+    /// Generations newer than the current one, each with the time of its request.
     requested: Vec<(u16, Instant)>,
     /// Continuation and proof that a restart returns; `None` before the first answer.
     pub(super) anchor: Option<Anchor>,
 }
 
 impl Generations {
-    /// Number of generations by which `generation` is newer than the present one, modulo 2^16.
+    /// Number of generations by which `generation` is newer than the current one, modulo 2^16.
     pub(super) fn ahead(&self, generation: u16) -> u16 {
-        generation.wrapping_sub(self.present)
+        generation.wrapping_sub(self.current)
     }
 
-    /// Returns whether a restart may have requested a generation `ahead` of the present one.
+    /// Returns whether a restart may have requested the generation that is `ahead` of the current
+    /// one.
     pub(super) fn is_restart(ahead: u16) -> bool {
         (1..=u16::from(MAX_ATTEMPTS)).contains(&ahead)
     }
 
-    /// Returns whether a first window of the generation `ahead` of the present one may arrive. A
-    /// restart requests a later generation. The echo of an address token requests the token's own
-    /// generation, for which `ahead` is 0.
+    /// Returns whether a first window of the generation that is `ahead` of the current one may
+    /// arrive. A restart requests a later generation. The echo of an address token requests the
+    /// token's own generation, for which `ahead` is 0.
     pub(super) fn may_begin(&self, ahead: u16) -> bool {
         let token = self.anchor.as_ref().is_none_or(|a| a.known.mode == Mode::AddressToken);
         token && ahead == 0 || Generations::is_restart(ahead)
     }
 
     pub(super) fn enter(&mut self, generation: u16, token: Anchor) {
-        (self.present, self.anchor) = (generation, Some(token));
+        (self.current, self.anchor) = (generation, Some(token));
     }
 
     /// Records an echo, which requests the generation of the address token.
@@ -54,22 +56,22 @@ impl Generations {
         self.restarted(0, now);
     }
 
-    /// Records the request of the generation that is `ahead` of the present one. The answer then
+    /// Records the request of the generation that is `ahead` of the current one. The answer then
     /// yields a round-trip sample, even if other generations were requested since.
     pub(super) fn restarted(&mut self, ahead: u16, now: Instant) {
-        let generation = self.present.wrapping_add(ahead);
+        let generation = self.current.wrapping_add(ahead);
         self.requested.retain(|(asked, _)| *asked != generation);
         self.requested.push((generation, now));
     }
 
-    /// Makes a generation the present one. Returns the time at which it was requested; `None` if it
-    /// was not requested.
+    /// Makes a requested generation the current one, and returns the time of its request. `None` if
+    /// the generation was not requested.
     pub(super) fn begin(&mut self, generation: u16) -> Option<Instant> {
         let &(_, sent) = self.requested.iter().find(|(asked, _)| *asked == generation)?;
         // Generations that were requested later stay in the list: an answer to such a request ends
         // this generation.
         self.requested.retain(|&(asked, _)| asked.wrapping_sub(generation) as i16 > 0);
-        self.present = generation;
+        self.current = generation;
         Some(sent)
     }
 }
@@ -82,13 +84,13 @@ mod tests {
     #[test]
     fn an_answer_ends_the_requests_of_older_generations() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
-        let mut generations = Generations { present: u16::MAX, ..Generations::default() };
+        let mut generations = Generations { current: u16::MAX, ..Generations::default() };
         (1..4).for_each(|ahead| generations.restarted(ahead, at(ahead.into())));
         generations.restarted(1, at(9));
-        assert_eq!(generations.begin(5), None, "it was not requested");
+        assert_eq!(generations.begin(5), None, "never requested");
         assert_eq!(generations.begin(1), Some(at(2)));
         assert_eq!((generations.ahead(2), generations.ahead(0)), (1, u16::MAX));
-        assert_eq!(generations.begin(0), None, "it is older");
+        assert_eq!(generations.begin(0), None, "older than the current one");
         assert_eq!(generations.begin(2), Some(at(3)));
     }
 

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, VecDeque};
 use super::receiver::{Step, Turn};
 use crate::trickles::continuation::Continuation;
 
-/// Maximum number of repairs whose nonces are kept; those with the lowest packet numbers are
-/// dropped. Windows have at most 65,535 packets, and each repair is proven in the next window.
+/// Maximum number of repairs whose nonces are kept; the repairs with the lowest packet numbers are
+/// dropped first. Windows have at most 65,535 packets, and each repair is proven in the next
+/// window.
 const MAX_REPAIRED: usize = 1 << 17;
 
 /// Continuations to return, and the nonces of repairs.
@@ -46,8 +47,8 @@ impl Held {
         Some((turn, step, repaired))
     }
 
-    /// Xor of the nonces of all repairs that a continuation waits for; `None` if one is missing, or
-    /// if the continuation waits for none.
+    /// Xor of the nonces of all repairs that a continuation waits for; `None` if a repair is
+    /// missing, or if the continuation waits for no repairs.
     fn repairs(&self, known: &Continuation) -> Option<u64> {
         let mut sum = None;
         for run in known.losses.runs() {

@@ -1,4 +1,4 @@
-//! The client: it keeps all state of the connection, because the server keeps none.
+//! Client of a stateless server. The client keeps all state of the connection.
 //!
 //! ```text
 //!   want(range) ─▶ asks ──────────────┐                       ┌─▶ poll_transmit: requests
@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `asks` | wants, and packets in flight |
 //! | `first_window` | wants that were requested for the first window of a generation |
-//! | `generations` | the present generation, those requested, and the anchor of a restart |
+//! | `generations` | the current generation, the requested ones, and the anchor of a restart |
 //! | `held` | continuations to return, and the repairs that these wait for |
 //! | `receiver` | the packets of a generation, in order |
 //! | `recovery` | round trip, reordering, and the timers |
@@ -90,7 +90,7 @@ pub struct Arrived {
     pub flags: u8,
     /// Parcel of the request that the data answer; see [`Feed::take`].
     pub parcel: Option<u64>,
-    /// True if all earlier packets of the same answer have arrived, too.
+    /// True if all earlier packets of the same answer have arrived.
     pub in_order: bool,
     /// User continuation; may be empty.
     pub user: Bytes,
@@ -188,7 +188,8 @@ impl Client {
         }
     }
 
-    /// Sets the number of bytes reserved in each packet for user continuations from now on.
+    /// Sets the number of bytes reserved for user continuations in each packet that is requested
+    /// later.
     pub fn reserve(&mut self, bytes: usize) {
         self.config.reserve = bytes;
     }
@@ -233,7 +234,7 @@ impl Client {
         }
     }
 
-    /// Returns whether everything wanted has arrived, and nothing is in flight.
+    /// Returns whether all wanted bytes have arrived, no packet is in flight, and no parcel waits.
     pub fn is_idle(&self) -> bool {
         let nothing = !self.asks.is_wanting() && !self.pending && self.in_flight() == 0;
         nothing && matches!(self.phase, Phase::AddressToken | Phase::Running(_))

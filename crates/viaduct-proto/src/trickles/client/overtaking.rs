@@ -5,8 +5,8 @@
 //!   1 2 3 5 6 7 8 4    4 arrives: from now on a gap is given up after five later ones
 //! ```
 //!
-//! On a path with two queues, or to two servers that answer in turn, packets are reordered all the
-//! time, and a window that is halved for each reordered packet stays small. So when a packet
+//! On a path with two queues, or to two servers that answer in turn, packets are constantly
+//! reordered, and a window that is halved for each reordered packet stays small. So when a packet
 //! arrives after it was given up, the client waits longer for missing packets from then on: for
 //! more packets, as the kernel's TCP does (`tcp_reordering` up to `tcp_max_reordering`), and for a
 //! longer time (RFC 8985, 6.2). A restart resets the number of packets, as the kernel's timeout
@@ -26,14 +26,14 @@ const REMEMBERED: usize = 64;
 #[derive(Debug)]
 pub(super) struct Overtaking {
     /// Reordering degree: number of later packets after which a missing one is given up.
-    pub(super) behind: usize,
+    pub(super) degree: usize,
     /// Recently given-up runs of packets.
     given_up: VecDeque<Range<u64>>,
 }
 
 impl Default for Overtaking {
     fn default() -> Self {
-        Overtaking { behind: FEW, given_up: VecDeque::new() }
+        Overtaking { degree: FEW, given_up: VecDeque::new() }
     }
 }
 
@@ -55,7 +55,7 @@ impl Overtaking {
         let given_up = self.given_up.iter().any(|run| run.contains(&number));
         if given_up {
             let behind = usize::try_from(next - number).unwrap_or(MAX_OVERTAKEN).min(MAX_OVERTAKEN);
-            self.behind = self.behind.max(behind);
+            self.degree = self.degree.max(behind);
         }
         given_up
     }
@@ -66,22 +66,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_that_arrives_after_all_lengthens_the_wait_for_others() {
+    fn a_given_up_packet_that_arrives_raises_the_reordering_degree() {
         let mut overtaking = Overtaking::default();
         overtaking.give_up(4..5);
-        assert!(!overtaking.came(3, 9), "it had come");
-        assert_eq!(overtaking.behind, FEW);
+        assert!(!overtaking.came(3, 9), "never given up");
+        assert_eq!(overtaking.degree, FEW);
         assert!(overtaking.came(4, 9));
-        assert_eq!(overtaking.behind, 5);
+        assert_eq!(overtaking.degree, 5);
         overtaking.give_up(10..12);
         assert!(overtaking.came(11, 13));
-        assert_eq!(overtaking.behind, 5, "no fewer");
+        assert_eq!(overtaking.degree, 5, "the degree never decreases");
         assert!(overtaking.came(10, 1 << 40));
-        assert_eq!(overtaking.behind, MAX_OVERTAKEN);
+        assert_eq!(overtaking.degree, MAX_OVERTAKEN);
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_list_of_given_up_runs_is_bounded() {
         let mut overtaking = Overtaking::default();
         for number in 0..1_000 {
             overtaking.give_up(2 * number..2 * number + 1);

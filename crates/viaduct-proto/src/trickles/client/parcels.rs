@@ -7,7 +7,7 @@ struct Answer {
     packets: u32,
     /// Number of outstanding packets.
     left: u32,
-    /// Bitmap of the packets that have arrived, for the first 64.
+    /// Bitmap of the packets that have arrived, among the first 64.
     came: u64,
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_is_in_order_when_all_before_it_have_come() {
+    fn a_packet_is_in_order_when_all_earlier_packets_have_arrived() {
         let mut parcels = Parcels::default();
         let turns: Vec<u32> = (0..70).map(|_| parcels.expect(Some(3))).collect();
         assert_eq!((turns[0], turns[69]), (0, 69));

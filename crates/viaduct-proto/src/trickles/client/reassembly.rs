@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-/// Chunks below this length are copied: each would otherwise keep its whole packet alive.
+/// Chunks below this length are copied; otherwise each chunk would keep its packet's buffer
+/// allocated.
 const SHORT: usize = 512;
 
 /// Reassembly buffer of a stream: data may arrive in any order and more than once, and are read
@@ -104,7 +105,7 @@ mod tests {
     use crate::rng::Rng;
 
     #[test]
-    fn any_order_is_the_same_stream() {
+    fn data_in_any_order_give_the_same_stream() {
         let whole: Vec<u8> = (0..5_000).map(|i| (i / 7) as u8).collect();
         let mut rng = Rng::from_seed(3);
         let (mut stream, mut read) = (Reassembly::default(), Vec::new());
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_byte_is_kept_once_however_often_it_comes() {
+    fn each_byte_is_stored_once_however_often_it_arrives() {
         let mut stream = Reassembly::default();
         for start in (1..2_000).chain((1..2_000).rev()) {
             stream.insert(start, Bytes::from(vec![start as u8; 1_400]));

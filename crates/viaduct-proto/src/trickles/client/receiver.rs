@@ -18,8 +18,8 @@ use crate::trickles::plan::{self, Plan, Tail};
 use crate::trickles::proof::{self, Gaps, Range};
 
 /// Maximum distance of an accepted packet from the next expected one. Windows have at most 65,535
-/// packets, so no packet beyond this was requested. If one were accepted, all packets in between
-/// would have to be given up and recorded.
+/// packets, so no packet beyond this distance was requested. If such a packet were accepted, all
+/// packets before it would have to be given up and recorded.
 const REACH: u64 = 1 << 18;
 
 /// A continuation that may be returned, and its proof. The struct is small, because whole windows
@@ -30,7 +30,7 @@ pub(super) struct Turn {
     pub(super) bytes: Vec<u8>,
     /// The proof in wire format.
     pub(super) proof: Vec<u8>,
-    /// Losses at the end of the epoch before.
+    /// Losses at the end of the previous epoch.
     pub(super) tail: Option<Tail>,
     epoch: Epoch,
     /// Losses in the continuation's epoch before its packet.
@@ -41,7 +41,7 @@ pub(super) struct Turn {
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) known: Continuation,
-    /// The server's plan for the end of the epoch before.
+    /// The server's plan for the losses at the end of the previous epoch.
     pub(super) made_up: Option<Plan>,
     pub(super) plan: Plan,
     /// Number of losses that the continuations in the answer will name in addition to those that
@@ -124,7 +124,7 @@ impl Receiver {
         Some((bytes, known))
     }
 
-    /// Processes a packet; false if it is a duplicate, was given up, or is out of range.
+    /// Processes a packet. Returns false if it is a duplicate, was given up, or is out of range.
     pub(super) fn arrive(
         &mut self,
         number: u64,
@@ -157,7 +157,8 @@ impl Receiver {
         (!self.early.is_empty()).then_some(self.next)
     }
 
-    /// Processes a packet rejected by [`Receiver::arrive`]; true if it was given up too early.
+    /// Processes a packet rejected by [`Receiver::arrive`]. Returns true if it was given up too
+    /// early.
     pub(super) fn came_late(&mut self, number: u64) -> bool {
         self.overtaking.came(number, self.next)
     }
@@ -178,7 +179,7 @@ impl Receiver {
 
     fn advance(&mut self) {
         while let Some((&first, _)) = self.early.first_key_value() {
-            if first != self.next && self.early.len() < self.overtaking.behind {
+            if first != self.next && self.early.len() < self.overtaking.degree {
                 return;
             }
             self.skip_to(first);
@@ -209,7 +210,7 @@ impl Receiver {
     }
 
     /// Starts the epoch of the survivors, when one of its packets is processed for the first time.
-    /// Notes the losses at the end of the epoch before, which the next request reports.
+    /// Records the losses at the end of the previous epoch, which the next request reports.
     fn enter_coming(&mut self) {
         let Some(coming) = self.coming.take() else { return };
         let arrived = self.ranges.last().map_or(self.epoch.base - 1, |range| range.last);
@@ -222,8 +223,8 @@ impl Receiver {
         self.ranges.clear();
     }
 
-    /// Builds the turn of a continuation; `None` if its trickle is terminated, or if it cannot be
-    /// used.
+    /// Builds the turn of a continuation; `None` if its trickle is terminated, or if the
+    /// continuation cannot be used.
     fn turn(&mut self, bytes: Vec<u8>, known: Continuation) -> Option<Turn> {
         let base = self.epoch.base;
         if known.epoch.base != base {
@@ -251,7 +252,7 @@ mod tests {
     use crate::trickles::epoch::Acks;
 
     #[test]
-    fn a_number_out_of_reach_is_refused_and_nothing_is_noted_for_it() {
+    fn a_packet_number_out_of_reach_is_refused_and_records_no_loss() {
         let acks = Acks { delayed: true, by_request: false };
         let mut receiver = Receiver::new(Epoch { base: 1, start: 10, ssthresh: 100, acks });
         for number in [1 + REACH, 1 << 40, u64::MAX] {

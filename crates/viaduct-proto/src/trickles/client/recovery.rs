@@ -11,8 +11,8 @@ use super::round_trip::Trips;
 use crate::time::Instant;
 use crate::timers::TimerTable;
 
-/// Maximum number of packets that a single trickle has in flight; also the maximum number of
-/// trickles that count as few.
+/// Maximum number of packets that a single trickle has in flight. Up to this many held trickles are
+/// treated like a single one.
 const FEW: usize = 2;
 
 /// Timers of a client. If several have expired, they fire in this order.
@@ -55,7 +55,7 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// State of a connection that is opened at `now`. Its first request is due at once.
+    /// State of a connection that is opened at `now`. Its first request is due immediately.
     pub(super) fn new(now: Instant) -> Recovery {
         let mut recovery =
             Recovery { heard: now, opened: now, answered: now, ..Recovery::default() };
@@ -156,8 +156,8 @@ impl Recovery {
     pub(super) fn set_timers(&mut self, asks: &mut Asks, is_holding: bool, is_idle: bool) {
         let wait = self.trips.wait(self.attempts);
         let repair = asks.oldest_again().map(|sent| sent + wait);
-        // The timer is set even if nothing is in flight: bytes may be wanted although no trickle is
-        // left to request them, or only trickles that wait for repairs.
+        // Bytes may be wanted when no trickle is left to request them, or only trickles that wait
+        // for repairs. So the timer is set even if nothing is in flight.
         let answer = (!is_idle).then(|| self.heard + wait);
         let answer = self.is_stuck.then(|| self.repeat_time()).flatten().or(answer);
         self.timers.set(Timer::Restart, [repair, answer].into_iter().flatten().min());
@@ -191,7 +191,8 @@ impl Recovery {
         self.repeat.due(self.heard, self.trips.repeat()?)
     }
 
-    /// Drops the state of requests in flight, as no packet of the present generation will arrive.
+    /// Drops the state of requests in flight, because no further packet of the current generation
+    /// will arrive.
     pub(super) fn forget_flight(&mut self) {
         self.repeat.forget();
         self.missing = None;
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_request_is_due_at_once_and_each_repetition_later() {
+    fn the_first_request_is_due_immediately_and_repetitions_back_off() {
         let mut recovery = Recovery::new(at(5));
         assert_eq!(recovery.poll_timeout(), Some(at(5)));
         assert_eq!(recovery.poll_expired(at(5)), Some(Timer::Restart));

@@ -4,7 +4,7 @@
 //! A server that has answered the request refuses the copy as replayed, which costs only the copy's
 //! bytes. A server that has not answered it sends the packets for this request and for the lost
 //! requests before it, as after any lost request. So the loss of the last requests before a silence
-//! causes no timeout, and a server that takes over from another one continues where the other has
+//! causes no timeout, and a server that takes over from another server continues where that server
 //! stopped (tail loss probes: RFC 8985, 7).
 
 use crate::time::{Duration, Instant};
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_due_a_few_times_in_a_silence_and_each_time_later() {
+    fn repetitions_in_a_silence_are_limited_and_back_off() {
         let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
         let (mut repeat, wait) = (Repeat::default(), Duration::from_millis(20));
         assert_eq!(repeat.due(at(0), wait), None, "nothing was sent");

@@ -110,7 +110,7 @@ impl Client {
         }
         self.pending = feed.is_pending();
         if !self.asks.is_wanting() && !self.pending && !feed.is_eager() {
-            self.look();
+            self.update_timers();
             return;
         }
         if matches!(self.phase, Phase::AddressToken) {
@@ -132,11 +132,11 @@ impl Client {
         if idle && self.in_flight() > 0 {
             self.recovery.heard = now;
         }
-        self.look();
+        self.update_timers();
     }
 
     /// Sets the timers once no further request can be sent.
-    fn look(&mut self) {
+    fn update_timers(&mut self) {
         if matches!(self.phase, Phase::Running(_)) {
             self.recovery.check_stuck(&self.asks, self.held.len());
             self.set_timers();
@@ -159,8 +159,8 @@ impl Client {
         self.recovery.await_answer(now);
     }
 
-    /// Assigns wants to at most `packets` packets of a first window. The request has `taken` bytes
-    /// already.
+    /// Assigns wants to at most `packets` packets of a first window. The request already has
+    /// `taken` bytes.
     fn assign(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
         let message = match &self.generations.anchor {
             Some(anchor) => anchor.known.message.into(),
@@ -177,7 +177,7 @@ impl Client {
         }
     }
 
-    /// Bytes available for the asks of a request that has `taken` bytes already.
+    /// Bytes available for the asks of a request that already has `taken` bytes.
     fn budget(&self, taken: usize, feed: &dyn Feed) -> Budget {
         let parcel = if feed.is_pending() { PARCEL.max(feed.needs()) } else { 0 };
         Budget::new(self.longest().saturating_sub(taken.saturating_add(parcel)))

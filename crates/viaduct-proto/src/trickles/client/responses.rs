@@ -12,7 +12,7 @@ use crate::trickles::proof::{self, Range};
 use crate::trickles::wire::{Form, Payload, Response};
 
 impl Client {
-    /// Processes a response of this connection; false if it is invalid, or was not expected.
+    /// Processes a response of this connection. Returns false if it is invalid or unexpected.
     pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
         let newer = self.generations.ahead(response.generation);
         let awaited = match self.phase {
@@ -31,7 +31,7 @@ impl Client {
                 self.take_packet(now, response)
             }
             Form::AddressToken(_) | Form::Group(_) => false,
-            // Data of another generation are valid, too.
+            // Data of other generations are valid as well.
             _ => {
                 self.late(&response.payload);
                 newer == 0 || newer > u16::MAX / 2
@@ -81,7 +81,7 @@ impl Client {
         true
     }
 
-    /// Processes a packet of the present generation.
+    /// Processes a packet of the current generation.
     fn take_packet(&mut self, now: Instant, response: &Response) -> bool {
         let number = response.number;
         let is_group = matches!(response.form, Form::Group(_));
@@ -195,7 +195,7 @@ impl Client {
         self.recovery.set_timers(&mut self.asks, is_holding, is_idle);
     }
 
-    /// Delivers data. Bytes requested for this packet but not in it become wanted again.
+    /// Delivers data. Requested bytes that the packet does not contain become wanted again.
     fn deliver(&mut self, expected: Expected, payload: &Payload) {
         let Expected { want, parcel, in_order, .. } = expected;
         if let Some(want) = want.filter(|want| want.length > 0) {
@@ -230,7 +230,7 @@ impl Client {
         });
     }
 
-    /// Drops the state of requests in flight: no packet of this generation will arrive.
+    /// Drops the state of requests in flight: no further packet of this generation will arrive.
     pub(super) fn forget_flight(&mut self) {
         self.asks.forget_all();
         self.held.clear();

@@ -4,8 +4,8 @@ use crate::time::{Duration, Instant};
 
 /// Minimum timeout until a round trip is measured.
 const FIRST: Duration = Duration::from_secs(1);
-/// Minimum of the variance term of the timeout, as in Linux. Minimums of other waits are fractions
-/// of it.
+/// Minimum of the variance term of the timeout, as in Linux. The minimums of the other timeouts are
+/// fractions of this value.
 const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -17,7 +17,7 @@ pub(super) struct Trips {
     pub(super) first: Option<Duration>,
     smoothed: Option<Duration>,
     variation: Duration,
-    /// Shortest round trip: the delay without queueing, which the smoothed one includes.
+    /// Shortest round trip: unlike the smoothed round trip, it includes no queueing delay.
     shortest: Option<Duration>,
     /// True if packets were reordered on this path.
     pub(super) is_uneven: bool,
@@ -69,11 +69,11 @@ impl Trips {
         self.short = self.short.saturating_add(1);
     }
 
-    /// Reordering window: how long packets wait for a missing one before them. It is a quarter of
-    /// the shortest round trip, as in RFC 8985, or a quarter of the smoothed one if reordering was
-    /// seen, because two paths may have a queue each. Each time that the window was too short, a
-    /// further quarter is added, up to a full round trip. The minimum is 1 ms; before the first
-    /// measurement the window is 20 ms.
+    /// Reordering window: time for which packets wait for a missing earlier packet. The window is a
+    /// quarter of the shortest round trip, as in RFC 8985, or a quarter of the smoothed round trip
+    /// if reordering was seen, because two paths may have a queue each. Each time that the window
+    /// was too short, another quarter is added, up to a full round trip. The minimum is 1 ms;
+    /// before the first measurement the window is 20 ms.
     pub(super) fn reorder_timeout(&self) -> Duration {
         let trip = if self.is_uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);

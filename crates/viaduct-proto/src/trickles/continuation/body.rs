@@ -59,7 +59,7 @@ fn read(from: &mut Reader) -> Option<Continuation> {
     let (connection, generation, tag) = (from.u64()?, from.u16()?, from.u32()?);
     let (base, offset) = (from.u64()?, from.u32()?);
     let (start, ssthresh) = (from.u16()?, from.u16()?);
-    // Numbers stay far below 2^64, so that sums of them do not overflow.
+    // The limit keeps packet numbers far below 2^64, so that their sums do not overflow.
     if base == 0 || base >= 1 << 62 || start == 0 {
         return None;
     }

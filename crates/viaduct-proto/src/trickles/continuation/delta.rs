@@ -7,7 +7,8 @@ use crate::trickles::keys::{Keys, MAC};
 /// Offset of the timestamp and the RTT.
 const TIME_AT: usize = 32;
 
-/// The fields of a continuation that cannot be derived from another one of the same epoch (5.3).
+/// The fields of a continuation that cannot be derived from another continuation of the same epoch
+/// (5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delta<'a>(&'a [u8]);
 
@@ -39,7 +40,7 @@ impl<'a> Delta<'a> {
 }
 
 impl Continuation {
-    /// Appends the delta of the continuation, in which no losses wait for their repair.
+    /// Appends the delta of the continuation, which must have no losses that wait for their repair.
     pub(in crate::trickles) fn emit_delta(&self, keys: &Keys, out: &mut Vec<u8>) {
         let start = out.len();
         self.emit_body(keys.number(), out);

@@ -19,7 +19,7 @@
 //!  51  longest message 2     of a response
 //!  53  delta 1 bit | burst limit 7
 //!  54  losses, each: first 8 | count 4
-//!      MAC 16                AES-CMAC of all before it
+//!      MAC 16                AES-CMAC of all preceding bytes
 //! ```
 
 mod body;
@@ -47,7 +47,7 @@ pub enum Mode {
     AddressToken,
     /// A packet of an epoch that began with a first window.
     Begun,
-    /// A packet of an epoch that began with the survivors of the one before it.
+    /// A packet of an epoch that began with the survivors of the previous epoch.
     Survivors,
 }
 
@@ -89,7 +89,8 @@ pub struct Continuation {
     pub epoch: Epoch,
     /// The packet's number, at or above the epoch's base.
     pub number: u64,
-    /// Time at which the continuation was made, in microseconds of the server's clock; below 2^48.
+    /// Time at which the continuation was created, in microseconds of the server's clock; below
+    /// 2^48.
     pub timestamp: u64,
     /// Smoothed round trip in microseconds; 0 if none was measured.
     pub rtt: u32,

@@ -28,7 +28,7 @@ pub(crate) fn sample(losses: u64) -> Continuation {
 }
 
 #[test]
-fn it_stays_within_the_papers_size_and_comes_back() {
+fn continuations_round_trip_within_the_papers_size() {
     let ring = KeyRing::new(9, &[5; 32]);
     for m in 0..=MAX_LOSSES {
         let continuation = sample(m as u64);
@@ -41,7 +41,7 @@ fn it_stays_within_the_papers_size_and_comes_back() {
 }
 
 #[test]
-fn no_bit_can_be_changed() {
+fn a_changed_bit_or_a_truncation_is_refused() {
     let ring = KeyRing::new(9, &[5; 32]);
     let mut bytes = Vec::new();
     sample(1).emit(ring.newest(), &mut bytes);
@@ -56,7 +56,7 @@ fn no_bit_can_be_changed() {
 }
 
 #[test]
-fn a_rotation_breaks_none_until_its_secret_is_dropped() {
+fn continuations_outlive_a_rotation_until_their_secret_is_dropped() {
     let mut ring = KeyRing::new(1, &[1; 32]);
     let mut bytes = Vec::new();
     sample(0).emit(ring.newest(), &mut bytes);
@@ -67,7 +67,7 @@ fn a_rotation_breaks_none_until_its_secret_is_dropped() {
 }
 
 #[test]
-fn a_delta_on_another_of_its_piece_is_the_whole() {
+fn a_delta_expands_to_the_complete_continuation() {
     let ring = KeyRing::new(1, &[1; 32]);
     let (mut model, mut delta, mut whole) = (Vec::new(), Vec::new(), Vec::new());
     sample(2).emit(ring.newest(), &mut model);
@@ -82,7 +82,7 @@ fn a_delta_on_another_of_its_piece_is_the_whole() {
 }
 
 #[test]
-fn renumbering_a_body_is_what_the_server_would_have_made() {
+fn a_renumbered_body_equals_the_one_that_the_server_emits() {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     let continuation = sample(2);
     continuation.emit_body(1, &mut first);

@@ -86,8 +86,8 @@ impl Channel {
     }
 }
 
-/// Appends `message`, encrypted under `key`, to `out`. The bytes already in `out` are
-/// authenticated, too.
+/// Appends `message`, encrypted under `key`, to `out`. The bytes already in `out` are authenticated
+/// as well.
 pub(in crate::trickles) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let head = out.len();
     out.extend_from_slice(&[0; SIV]);
@@ -99,7 +99,7 @@ pub(in crate::trickles) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u
     Some(())
 }
 
-/// Decrypts a message with `head` bytes before the SIV; `None` if not encrypted under `key`.
+/// Decrypts a message with `head` bytes before the SIV; `None` if it was not encrypted under `key`.
 pub(in crate::trickles) fn open(key: &[u8; KEY], message: &[u8], head: usize) -> Option<Vec<u8>> {
     let (before, rest) = message.split_at_checked(head)?;
     let (siv, body) = rest.split_first_chunk::<SIV>()?;

@@ -1,4 +1,4 @@
-//! The client's side: pending handshakes, and keys.
+//! Client side: pending handshakes, and keys.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ pub const OPENING: usize = 1 + EPHEMERAL + 2 + PADDED + TAG;
 /// Maximum number of pending handshakes, and of keys that are kept.
 const MAX_HANDSHAKES: usize = 4;
 
-/// A handshake that was not answered yet.
+/// A handshake that has not been answered.
 struct Pending {
     /// First bytes of the client's ephemeral key, which the answer repeats.
     of: [u8; 4],
@@ -111,7 +111,7 @@ impl ClientCrypt {
         self.pending.remove(at);
         let mut reader = Reader(&given);
         let key = Key { secret: reader.u8()?, id: reader.array()?, key: reader.array()? };
-        // The key is authentic even if the rest was altered.
+        // The key is authentic even if the rest of the message was altered.
         let inner = open(&key.key, message, HELLO);
         self.keys.push_front(key);
         self.keys.truncate(MAX_HANDSHAKES);

@@ -17,16 +17,16 @@
 //!  response   c4 | of the id 4 | siv 16 | message
 //! ```
 //!
-//! The parts in braces are encrypted by Noise (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s), and
+//! The parts in braces are encrypted by Noise (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s), and are
 //! followed by Noise's tag of 16 bytes; *e* is the sender's ephemeral key. All other encrypted
 //! parts use AES-SIV (RFC 5297), with the preceding bytes as associated data. Replicas cannot agree
 //! on unique nonces, and SIV is safe without them: an eavesdropper learns only that two messages
-//! were the same. The plaintexts are the messages of [`wire`](super::wire), unchanged.
+//! were identical. The plaintexts are the messages of [`wire`](super::wire), unchanged.
 //!
 //! - An opening can be answered only with the secret key that belongs to the public key that the
 //!   client knows.
 //! - An attacker who later gets the server's secret key can read the first messages of recorded
-//!   connections, but nothing else: session keys are protected by Noise's ephemeral keys, too. An
+//!   connections, but nothing else: session keys are also protected by Noise's ephemeral keys. An
 //!   attacker who gets a secret of the ring can read the messages that it protects. So past
 //!   messages are safe once their secret is rotated out and erased. Secrets that are derived from a
 //!   [root](super::rotation) are the exception: the root yields the secrets of all past periods

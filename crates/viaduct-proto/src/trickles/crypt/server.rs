@@ -1,4 +1,4 @@
-//! The server's side: a function of the message, the key pair and the secrets.
+//! Server side: a function of the message, the key pair and the secrets.
 
 use super::channel::open;
 use super::{Channel, EPHEMERAL, HELLO, ID, KEY, OPENING, PADDED, SECOND, SIV, TAG, kind, noise};
@@ -8,8 +8,8 @@ use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
 /// Maximum number of handshakes per second, of all threads of a server together. A handshake costs
-/// about 150 microseconds of CPU time, and any host can cause one, even with garbage as long as an
-/// opening. Openings beyond the limit are not answered; their clients try again.
+/// about 150 microseconds of CPU time, and any host can cause a handshake, even with garbage of an
+/// opening's length. Openings beyond the limit are not answered; their clients try again.
 const RATE: u32 = 2_000;
 /// Maximum number of handshakes in a burst, of all threads together.
 const AT_ONCE: u32 = 200;
@@ -58,8 +58,8 @@ impl ServerCrypt {
         ServerCrypt { identity, required, entropy, apart, busy_until, stats }
     }
 
-    /// Divides the limit of handshakes by `threads`, the number of threads of the server, each of
-    /// which has a state of its own.
+    /// Divides the limit of handshakes by `threads`, the number of threads of the server. Each
+    /// thread has its own `ServerCrypt`.
     #[must_use]
     pub fn of_threads(self, threads: u32) -> Self {
         ServerCrypt { apart: APART * threads.max(1), ..self }

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use super::tcp::{self, Kind, Segment};
 use super::{Mark, Role, Room, TooLong};
 
-/// Maximum distance of numbers from the acknowledged ones if windows are scaled, in bytes: half of
-/// the advertised window, so that late packets stay within the window.
+/// Maximum distance of sequence numbers from the acknowledged number if windows are scaled, in
+/// bytes: half of the advertised window, so that late packets stay within the window.
 const WIDE: u32 = 1 << 29;
 /// Maximum distance before a scaled window was seen, or if a middlebox removed the scale from the
 /// SYNs: less than 64 KB.
@@ -23,7 +23,7 @@ const BEYOND: u32 = 1 << 20;
 /// ```
 ///
 /// The client acknowledges (`heard`) only bytes that have arrived, and numbers its own bytes from
-/// `acked` on, so every firewall on the path has seen the acknowledged bytes. Lost bytes are never
+/// `acked`, so every firewall on the path has seen the acknowledged bytes. Lost bytes are never
 /// retransmitted under their old TCP number: Trickles recovers them with its own numbers.
 #[derive(Clone, Debug)]
 pub struct Numbers {
@@ -72,7 +72,7 @@ impl Numbers {
         }
     }
 
-    /// Local address and port, as this machine knows them.
+    /// Local address and port, before any NAT.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
@@ -143,9 +143,9 @@ impl Numbers {
         !self.open && ack.wrapping_sub(self.first.wrapping_add(1)) <= u32::from(u16::MAX)
     }
 
-    /// Returns whether one of our packets with this sequence number may be in flight, or was
-    /// recently. ICMP errors quote the number, and answers acknowledge such numbers; an off-path
-    /// attacker does not know them.
+    /// Returns whether a packet of ours with this sequence number may be in flight, or may have
+    /// been recently. ICMP errors quote the sequence number of a packet, and answers acknowledge
+    /// such numbers; an off-path attacker does not know them.
     pub fn has_sent(&self, seq: u32) -> bool {
         let on_its_way = self.top.wrapping_sub(self.acked).saturating_add(BEYOND);
         if self.open { self.top.wrapping_sub(seq) <= on_its_way } else { seq == self.first }
@@ -190,7 +190,7 @@ impl Numbers {
         self.scaled = answer.scaled;
         self.heard = answer.seq.wrapping_add(1);
         self.place = self.heard;
-        // Our own windows are scaled from the next packet on, which precedes its answers.
+        // Our own windows are scaled in all later packets, which precede their answers.
         self.reach_in = if self.scaled { WIDE } else { NARROW };
     }
 

@@ -1,4 +1,4 @@
-//! Model of the windows and states of Linux' strict connection tracking, for tests only.
+//! Model of the windows and states of Linux's strict connection tracking, for tests only.
 //!
 //! For each direction the model keeps the highest number seen, the highest one allowed (what the
 //! other side has acknowledged, plus its window), and the largest window. A packet is refused if it
@@ -51,7 +51,8 @@ impl Conntrack {
         Conntrack { scaled, ..Conntrack::default() }
     }
 
-    /// Processes a packet of the client (0) or the server (1). Errors: it is invalid.
+    /// Processes a packet of the client (0) or the server (1). Errors: the reason why it is
+    /// invalid.
     pub(crate) fn pass(&mut self, from: usize, packet: impl Into<Tracked>) -> Result<(), Invalid> {
         let packet = packet.into();
         let length = packet.length + u32::from(packet.kind.is_syn());

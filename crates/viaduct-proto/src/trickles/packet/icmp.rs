@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(least, Why::TooBig(MIN_MTU_V4), "the MTU has a lower bound");
         let mut wrong = v4(4, 1400);
         wrong[27] ^= 1;
-        assert_eq!(parse(&wrong), None, "its checksum");
+        assert_eq!(parse(&wrong), None, "wrong checksum");
         let whole = v4(4, 1400);
         assert!((0..whole.len()).all(|cut| parse(&whole[..cut]).is_none()));
     }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn also_of_ipv6() {
+    fn ipv6_errors_are_parsed() {
         for (kind, why) in [(V6_TOO_BIG, Why::TooBig(1300)), (V6_UNREACHABLE, Why::Unreachable)] {
             let mut packet = vec![0x60, 0, 0, 0, 0, 56, ICMPV6, 64];
             packet.extend([0xfd; 32]);
@@ -158,7 +158,7 @@ mod tests {
             packet.extend([0x60, 0, 0, 0, 0, 20, TCP, 64]);
             packet.extend([[1; 16], [2; 16]].concat());
             packet.extend([0, 80, 0x9c, 0x40, 0, 0, 0, 1]);
-            assert_eq!(parse(&packet), None, "its checksum");
+            assert_eq!(parse(&packet), None, "wrong checksum");
             let source = Ipv6Addr::from([0xfd; 16]).into();
             let sum = checksum::transport(source, source, ICMPV6, &packet[40..]);
             packet[42..44].copy_from_slice(&sum.to_be_bytes());

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_bytes_are_those_of_the_page() {
+    fn the_wire_format_is_the_documented_one() {
         let mark = Mark { role: Role::Answer, count: 7, length: 1448, ahead: 0x0102_0304 };
         let bytes = [253, 12, b'V', b't', 0x11, 7, 0x05, 0xa8, 1, 2, 3, 4];
         assert_eq!(mark.emit(), bytes);

@@ -16,7 +16,7 @@
 //! The numbers of the TCP header are not those of Trickles, which have 64 bits and are in the
 //! messages. The TCP numbers exist only for firewalls, and only the client keeps them. The mark of
 //! each request states how far *ahead* of the request's acknowledgement number the answers are to
-//! begin. So the server, which keeps nothing, numbers the answers from the request alone. A device
+//! begin. So the server, which keeps no state, numbers the answers from the request alone. A device
 //! that rewrites numbers (sequence randomisation) does no harm, because the server adds *ahead* to
 //! the acknowledgement number that it receives. `docs/trickles/packets.md` describes every byte,
 //! and explains why strict connection tracking accepts the packets.

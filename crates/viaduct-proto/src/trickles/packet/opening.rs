@@ -1,4 +1,5 @@
-//! Choice of the packet format: tries formats until a request is answered, and keeps that format.
+//! Choice of the packet format: tries the formats until a request is answered, and then keeps the
+//! format of that request.
 //!
 //! ```text
 //!   first ──TCP's format──▶ answered: TCP's format from now on
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_other_way_is_tried_when_the_first_is_not_answered() {
+    fn the_other_format_is_tried_when_the_first_is_not_answered() {
         let mut opening = Opening::new(FormatChoice::Any);
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let tried: Vec<_> =
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_is_refused_is_left_at_once() {
+    fn a_refused_format_is_not_tried_again() {
         let (tcp, udp) = (Format::Tcp, Format::Udp);
         let late = Instant::ZERO + Duration::from_secs(9);
         for (refused, other) in [(tcp, udp), (udp, tcp)] {
@@ -117,7 +118,7 @@ mod tests {
             opening.next(Instant::ZERO);
             assert!(opening.refuse(refused) && opening.refuse(refused));
             assert_eq!([Instant::ZERO, late].map(|at| opening.next(at)), [other, other]);
-            assert!(!opening.refuse(other), "nothing is left");
+            assert!(!opening.refuse(other), "no format is left");
             let mut only = Opening::new(FormatChoice::Only(refused));
             assert!(!only.refuse(refused), "no other format is allowed");
             assert_eq!(only.next(late), refused);

@@ -1,7 +1,8 @@
 //! Path MTU by address, as reported by routers.
 //!
-//! The cache has a fixed size, because the server keeps no state of connections. Each address has
-//! one slot, which addresses may share. An evicted entry is learnt again at the cost of one packet.
+//! The cache has a fixed size, because the server keeps no state of connections. A hash selects the
+//! slot of an address; several addresses may share a slot. An evicted entry is learnt again at the
+//! cost of one packet.
 
 use std::net::IpAddr;
 
@@ -10,7 +11,7 @@ use crate::time::{Duration, Instant};
 /// Maximum number of addresses in the cache.
 const PLACES: usize = 1024;
 /// Lifetime of an entry (RFC 1191, 6.3).
-const HOLDS: Duration = Duration::from_secs(600);
+const ENTRY_TTL: Duration = Duration::from_secs(600);
 
 /// Path MTU cache.
 #[derive(Debug)]
@@ -33,11 +34,11 @@ impl PathMtu {
         PathMtu { usual, places: vec![None; PLACES] }
     }
 
-    /// Records the path MTU to `ip` if it is less than the present value. Returns whether it is.
+    /// Records the path MTU to `ip` if it is below the current value. Returns whether it is.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) -> bool {
         let less = mtu < self.get(now, ip);
         if less {
-            self.places[place(ip)] = Some(Entry { ip, mtu, until: now + HOLDS });
+            self.places[place(ip)] = Some(Entry { ip, mtu, until: now + ENTRY_TTL });
         }
         less
     }
@@ -62,14 +63,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_router_is_believed_for_ten_minutes_and_for_less_only() {
+    fn entries_expire_after_ten_minutes_and_only_lower_the_mtu() {
         let ip: IpAddr = "10.0.0.1".parse().unwrap();
         let (mut path, start) = (PathMtu::new(1500), Instant::ZERO);
         assert_eq!(path.get(start, ip), 1500);
         assert!(!path.learn(start, ip, 9000));
         assert_eq!(path.get(start, ip), 1500);
         assert!(path.learn(start, ip, 1400) && !path.learn(start, ip, 1400));
-        assert!(!path.learn(start, ip, 1450), "another router on the way said less");
+        assert!(!path.learn(start, ip, 1450), "another router has reported less");
         assert_eq!(path.get(start + Duration::from_secs(599), ip), 1400);
         assert_eq!(path.get(start, "10.0.0.2".parse().unwrap()), 1500);
         assert_eq!(path.get(start + Duration::from_secs(600), ip), 1500);

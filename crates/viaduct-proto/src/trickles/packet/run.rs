@@ -14,7 +14,7 @@ use super::{mark, tcp};
 use crate::wire::checksum::pseudo;
 use crate::wire::ip::internet_checksum;
 
-/// Bytes of headers in front of each message: in IPv4, in IPv6.
+/// Bytes of headers before each message: in IPv4, in IPv6.
 const HEADERS: [usize; 2] = [20 + 20 + mark::LEN, 40 + 20 + mark::LEN];
 /// Offset of the addresses; the ports follow the IP header.
 const ADDRESSES: [usize; 2] = [12, 8];
@@ -41,8 +41,8 @@ pub struct Cut {
 }
 
 /// Returns the lengths and offsets for a run of packets like `packet`, which
-/// [`super::Return::answer`] has made. `None` if the packet must be sent singly, because it is not
-/// in TCP's format, or has the options of a SYN.
+/// [`super::Return::answer`] has built. `None` if the packet must be sent by itself, because it is
+/// not in TCP's format, or has the options of a SYN.
 pub fn cut(packet: &[u8]) -> Option<Cut> {
     let family = family(packet);
     let (headers, transport) = (HEADERS[family], HEADERS[family] - 20 - mark::LEN);
@@ -70,8 +70,8 @@ pub fn goes_on(first: &[u8], count: usize, next: &[u8]) -> bool {
     alike && fits && number(next, transport).wrapping_sub(end) < NEAR
 }
 
-/// Headers of a run of `count` packets, the first of which is `first`. The checksum field has the
-/// sum of the pseudo header; the kernel or device that splits the run adds the rest.
+/// Headers of a run of `count` packets, the first of which is `first`. The checksum field contains
+/// the sum of the pseudo header; the kernel or device that splits the run adds the rest.
 pub fn head(first: &[u8], cut: Cut, count: usize) -> Vec<u8> {
     let Cut { headers, message, transport, checksum } = cut;
     let mut head = first[..headers].to_vec();
@@ -143,7 +143,7 @@ mod tests {
             let run = whole(&packets);
             let Ok(Packet::Message(segment, messages)) = parse(&run, run.len(), Checksum::Check)
             else {
-                panic!("not whole")
+                panic!("the run does not parse")
             };
             assert_eq!((segment.seq, segment.mark.length), (0, 100));
             let each: Vec<_> = segment.messages(messages).map(<[u8]>::to_vec).collect();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_goes_by_itself() {
+    fn packets_that_differ_cannot_join_a_run() {
         let first = packet(false, Kind::Data, 100, &[1; 100]);
         let goes = |next: &[u8]| goes_on(&first, 1, next);
         assert!(goes(&packet(false, Kind::Data, 200, &[2; 100])));
@@ -173,7 +173,7 @@ mod tests {
         other[23] += 1;
         assert!(!is_one_way(&first, &other), "another port");
         let long = packet(false, Kind::Data, 0, &[1; 1448]);
-        let behind = |n: u32| packet(false, Kind::Data, n * 1448, &[1; 1448]);
-        assert!(goes_on(&long, 44, &behind(44)) && !goes_on(&long, 45, &behind(45)));
+        let nth = |n: u32| packet(false, Kind::Data, n * 1448, &[1; 1448]);
+        assert!(goes_on(&long, 44, &nth(44)) && !goes_on(&long, 45, &nth(45)));
     }
 }

@@ -9,13 +9,13 @@ use super::{Format, Mark, Role, TooLong, udp};
 /// request, copied, and used on another machine that has the server's address ([`Return::emit`]).
 ///
 /// ```text
-///   a request      seq s, length n, ack a, ahead h   ──▶  answers from number a + h on, ack s + n
+///   a request      seq s, length n, ack a, ahead h   ──▶  answers: numbers from a + h, ack s + n
 ///   a SYN          seq s                             ──▶  first: a SYN-ACK, number derived from s;
 ///                                                         others: that number + 1; ack s + 1
 /// ```
 ///
 /// The payloads of a SYN and of its answer occupy no sequence numbers: a SYN may be sent again with
-/// another message, but conntrack keeps the length of the first one.
+/// another message, but conntrack keeps the length of the first SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Return {
     server: SocketAddr,
@@ -93,7 +93,7 @@ impl Return {
         })
     }
 
-    /// Replaces the contents of `packet` by the next answer: a whole IP packet of at most `mtu`
+    /// Replaces the contents of `packet` by the next answer: a complete IP packet of at most `mtu`
     /// bytes, or with UDP the payload of a datagram. Errors: the message does not fit.
     pub fn answer(
         &mut self,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_stand_where_the_request_says() {
+    fn the_request_determines_the_numbers_of_its_answers() {
         for v6 in [false, true] {
             let request = segment(Kind::Data, v6);
             let mut to = Return::of(&request).unwrap();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syn_is_answered_once_and_what_follows_stands_behind_it() {
+    fn only_the_first_answer_to_a_syn_is_a_syn_ack() {
         let mut to = Return::of(&segment(Kind::Syn, false)).unwrap();
         let [first, second, third] = [(); 3].map(|()| answer(&mut to, b"abc"));
         assert_eq!((first.kind, first.ack, first.scaled), (Kind::SynAck, u32::MAX - 8, true));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn it_survives_a_journey() {
+    fn return_paths_round_trip() {
         for v6 in [false, true] {
             let mut to = Return::of(&segment(Kind::Data, v6)).unwrap();
             answer(&mut to, b"abc");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn messages_that_do_not_fit_are_refused() {
         let mut to = Return::of(&segment(Kind::Data, true)).unwrap();
         let room = to.room(1280);
         assert_eq!(room, 1280 - 72);

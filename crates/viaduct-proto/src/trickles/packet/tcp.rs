@@ -109,8 +109,8 @@ pub fn mtu(is_ipv4: bool, largest: u16) -> usize {
 }
 
 /// Replaces the contents of `packet` by a packet with the headers of `segment` and `message`, of at
-/// most `mtu` bytes. The mark's length and the MSS are computed from `message` and `mtu`; those in
-/// `segment` are ignored. Errors: the message does not fit.
+/// most `mtu` bytes. The mark's length and the MSS are computed from `message` and `mtu`; the
+/// values in `segment` are ignored. Errors: the message does not fit.
 pub fn emit(
     segment: &Segment,
     message: &[u8],
@@ -213,7 +213,7 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     if kind == expected {
         return Err(Refusal::Flags);
     }
-    // The destination is checked, too, because an answer is sent from the destination of its
+    // The destination is checked as well, because an answer is sent from the destination of its
     // request.
     let is_no_end = |at: SocketAddr| at.port() == 0 || !is_one_host(at.ip());
     if [source, destination].into_iter().any(is_no_end) {

@@ -143,7 +143,7 @@ impl World {
     }
 
     /// Index of the waiting packet that arrives next: usually the first. Unscaled windows are too
-    /// small for reordering, so with them it is always the first.
+    /// small for reordering, so there it is always the first.
     fn late(&mut self, waiting: usize) -> usize {
         if self.scaled && self.rng.chance(0.2) {
             self.rng.below(waiting as u64) as usize
@@ -189,7 +189,7 @@ impl World {
 }
 
 #[test]
-fn strict_tracking_accepts_three_hundred_outstanding_with_losses_and_late_packets() {
+fn strict_tracking_accepts_three_hundred_outstanding_requests_with_losses_and_late_packets() {
     for seed in 0..40 {
         for loss in [0.0, 0.01, 0.2, 0.6] {
             let mut world = World::new(seed, loss, true);
@@ -200,7 +200,7 @@ fn strict_tracking_accepts_three_hundred_outstanding_with_losses_and_late_packet
 }
 
 #[test]
-fn it_accepts_runs_of_answers() {
+fn strict_tracking_accepts_runs_of_answers() {
     for (seed, loss) in (0..40).flat_map(|seed| [0.0, 0.05, 0.4].map(|loss| (seed, loss))) {
         for (scaled, outstanding) in [(true, 300), (false, 16)] {
             let mut world = World::new(seed, loss, scaled).in_runs();
@@ -211,7 +211,7 @@ fn it_accepts_runs_of_answers() {
 }
 
 #[test]
-fn it_accepts_sparse_ranges_far_beyond_four_gigabytes() {
+fn strict_tracking_accepts_sparse_ranges_far_beyond_four_gigabytes() {
     let mut world = World::new(3, 0.02, true);
     world.run(20_000, 300, 1 << 20);
     assert!(world.numbers > 4 << 32, "{}", world.numbers);
@@ -219,14 +219,14 @@ fn it_accepts_sparse_ranges_far_beyond_four_gigabytes() {
 }
 
 #[test]
-fn it_accepts_a_connection_whose_scale_was_taken_out() {
+fn strict_tracking_accepts_a_connection_whose_window_scale_was_removed() {
     for seed in 0..40 {
         World::new(seed, 0.1, false).run(2_000, 16, 3 * 1448);
     }
 }
 
 #[test]
-fn it_accepts_that_nothing_is_ever_answered_again() {
+fn strict_tracking_accepts_a_long_time_without_answers() {
     let mut world = World::new(5, 0.0, true);
     world.run(100, 4, 1448);
     for _ in 0..2_000 {
@@ -295,7 +295,7 @@ fn joined_cut_and_unmarked_packets_are_refused_and_distinguished() {
 }
 
 #[test]
-fn neighbours_never_have_equal_options() {
+fn consecutive_packets_have_different_options() {
     let (local, remote) = ends(false);
     let mut packets = [Vec::new(), Vec::new()];
     let mut client = Numbers::new(local, remote, 1);
@@ -331,7 +331,7 @@ fn segments() -> impl Strategy<Value = Segment> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn emitted_packets_are_parsed_unchanged(
         segment in segments(),
         message in prop::collection::vec(any::<u8>(), 0..1420),
         padding in 0..20_usize,
@@ -347,7 +347,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_never_panics(mut bytes: Vec<u8>, length: usize, first in 0..3_usize) {
+    fn parsing_never_panics(mut bytes: Vec<u8>, length: usize, first in 0..3_usize) {
         if let Some(byte) = bytes.first_mut() {
             *byte = [*byte, 0x45, 0x60][first];
         }

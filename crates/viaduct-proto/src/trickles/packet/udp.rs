@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else() {
+    fn datagrams_round_trip_and_others_are_refused() {
         let mut bytes = head(Role::Request, 9).to_vec();
         bytes.extend(b"message");
         assert_eq!(parse(&bytes), Ok((Role::Request, 9, &b"message"[..])));

@@ -1,4 +1,4 @@
-//! Whole windows with losses: the packets in the answers to all requests of a window.
+//! Complete windows with losses: the packets in the answers to all requests of a window.
 
 use super::*;
 use crate::rng::Rng;
@@ -41,7 +41,7 @@ fn window(epoch: Epoch, lost: &[u64], burst: usize) -> (Vec<u64>, Vec<u64>, Vec<
 }
 
 #[test]
-fn without_loss_every_number_comes_once() {
+fn without_loss_every_packet_is_sent_once() {
     for delayed in [false, true] {
         let epoch = epoch(4, 16, delayed);
         let mut next = begin(epoch).fresh.end;
@@ -65,7 +65,7 @@ fn one_loss_of_eight_halves_the_window() {
 }
 
 #[test]
-fn survivors_that_were_lost_are_grouped_by_the_request_behind_them() {
+fn packets_of_lost_survivors_are_grouped_in_the_next_answer() {
     let (again, grouped, fresh) = window(epoch(8, 8, false), &[101, 106, 107], 3);
     assert_eq!(again, [101, 106, 107]);
     // Survivor 105 causes no packet with data, because 101 is retransmitted instead.
@@ -73,7 +73,7 @@ fn survivors_that_were_lost_are_grouped_by_the_request_behind_them() {
 }
 
 #[test]
-fn a_long_run_waits_for_the_requests_behind_it() {
+fn a_long_run_of_losses_is_repaired_by_several_answers() {
     let lost: Vec<u64> = (101..=108).collect();
     let (again, ..) = window(epoch(20, 20, false), &lost, 3);
     assert_eq!(again, lost);
@@ -86,7 +86,7 @@ fn a_request_beyond_the_loss_is_refused() {
 }
 
 #[test]
-fn what_is_lost_at_the_end_is_made_up_by_the_next_piece() {
+fn losses_at_the_end_of_an_epoch_are_repaired_in_the_next_epoch() {
     let next = Epoch { base: 109, start: 4, ssthresh: 4, acks: epoch(8, 8, false).acks };
     // 107 and 108 were lost; the answers to their requests would have been 111 and 112.
     let plan = tail(next, 109, Tail { lost: 2, unanswered: 2 }, 3).unwrap();

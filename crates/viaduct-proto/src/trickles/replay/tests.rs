@@ -11,7 +11,7 @@ fn window(bytes: usize) -> Replay {
 }
 
 #[test]
-fn everything_happens_once() {
+fn each_operation_is_recorded_once() {
     let mut replay = window(1 << 16);
     for number in 0..1_000 {
         assert!(replay.note(at(number), 7, Once::Answered(number)));
@@ -24,12 +24,12 @@ fn everything_happens_once() {
 }
 
 #[test]
-fn what_is_forgotten_is_too_old_to_be_answered() {
+fn continuations_without_a_record_are_too_old_to_be_answered() {
     let mut replay = window(1 << 16);
     for tick in 0..3_000 {
         let now = at(tick * 10);
         assert!(replay.note(now, 1, Once::Answered(tick)));
-        // Each continuation is made at its tick, and replayed at all later ones.
+        // Each continuation is made at its tick, and replayed at later ticks.
         for old in (0..tick).step_by(37) {
             let made = at(old * 10);
             let refused = !replay.is_fresh(now, made) || replay.knows(1, Once::Answered(old));
@@ -42,7 +42,7 @@ fn what_is_forgotten_is_too_old_to_be_answered() {
 }
 
 #[test]
-fn a_flood_shortens_the_horizon_and_neither_grows_nor_blinds() {
+fn a_flood_shortens_the_horizon_and_neither_uses_memory_nor_blocks_new_requests() {
     let mut replay = window(1 << 16);
     let memory = replay.memory();
     assert!(replay.note(at(0), 1, Once::Answered(1)));
@@ -69,7 +69,7 @@ fn an_idle_window_keeps_its_horizon() {
 }
 
 #[test]
-fn what_is_ahead_of_the_clock_is_remembered_until_the_clock_has_come_there() {
+fn continuations_ahead_of_the_clock_are_recorded_until_the_clock_catches_up() {
     let mut replay = window(1 << 16);
     let made = at(400);
     assert!(replay.admit(at(0), made) && replay.note(at(0), 1, Once::Answered(1)));
@@ -79,7 +79,7 @@ fn what_is_ahead_of_the_clock_is_remembered_until_the_clock_has_come_there() {
         assert!(replay.admit(now, now) && replay.note(now, 2, Once::Answered(number)));
         assert!(replay.knows(1, Once::Answered(1)), "no longer known at {number}");
     }
-    // From then on the entry may be evicted, as the continuation is refused for its age.
+    // From now on the entry may be evicted, because the continuation is refused for its age.
     for number in 200_000..300_000 {
         let now = at(301 + number / 2_000);
         assert!(replay.admit(now, now) && replay.note(now, 2, Once::Answered(number)));
@@ -88,7 +88,7 @@ fn what_is_ahead_of_the_clock_is_remembered_until_the_clock_has_come_there() {
 }
 
 #[test]
-fn of_what_is_ahead_of_the_clock_no_more_is_answered_than_can_be_remembered() {
+fn continuations_ahead_of_the_clock_are_answered_only_if_they_can_be_recorded() {
     let mut replay = window(1 << 16);
     let (mut number, mut refused) = (0, 0);
     for millis in 0..2_000 {
@@ -107,7 +107,7 @@ fn of_what_is_ahead_of_the_clock_no_more_is_answered_than_can_be_remembered() {
 }
 
 #[test]
-fn replicas_whose_clocks_are_ahead_are_accepted_when_all_is_calm() {
+fn replicas_whose_clocks_are_ahead_are_accepted_at_low_load() {
     let mut replay = window(1 << 16);
     for tick in 0..3_000 {
         let now = at(tick * 10);
@@ -128,7 +128,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn nothing_is_answered_twice_and_what_is_made_now_is_always_answered(
+    fn nothing_is_answered_twice_and_new_continuations_are_always_fresh(
         all in proptest::collection::vec(coming(), 1..300)
     ) {
         // Room for 256 entries a slice.

@@ -77,10 +77,10 @@ impl Server {
         Ok(Event::Request { connection })
     }
 
-    /// Refuses a restart whose packet numbers would begin far ahead of the clock, as after many
-    /// restarts in a row: if the restart were repeated beyond the horizon, the numbers would begin
-    /// at the same value. This applies only to continuations within the horizon, and not to those
-    /// made before the clock was set back.
+    /// Refuses a restart whose packet numbers would begin far ahead of the clock, as happens after
+    /// many restarts in a row. If such a restart were replayed after the horizon, its numbers would
+    /// begin at the same value again. The check applies only to continuations within the horizon,
+    /// and not to continuations made before the clock was set back.
     fn check_lead(&self, now: Instant, known: &Continuation, attempt: u8) -> Result<(), Refusal> {
         let made = instant(now, known.timestamp);
         let begins = known.number.saturating_add(APART);
@@ -113,9 +113,10 @@ impl Server {
         Ok(Epoch { base, start, ssthresh, acks: known.epoch.acks })
     }
 
-    /// Processes a restart with a continuation beyond the horizon, or the last attempt. The request
-    /// may be a replay, and its address may belong to another host by now. So the client gets only
-    /// an address token, in a message no longer than the request, until it has echoed the token.
+    /// Processes a restart with a continuation beyond the horizon, or the last attempt of a
+    /// restart. The request may be a replay, and its address may belong to another host by now. So
+    /// the client gets only an address token, in a message no longer than the request, until it has
+    /// echoed the token.
     fn resumed(
         &mut self,
         at: Arrival,
@@ -138,8 +139,8 @@ impl Server {
         (self.settings.initial_window, ssthresh)
     }
 
-    /// First window and ssthresh at another address: half of the window, as after a loss, because a
-    /// client that moves need not report its earlier losses.
+    /// First window and ssthresh after a change of address: half of the window, as after a loss,
+    /// because a client that moves need not report its earlier losses.
     fn at_another(&self, known: &Continuation) -> (u16, u64) {
         let (start, ssthresh) = (self.settings.initial_window, known.epoch.ssthresh.into());
         match known.mode {
@@ -186,8 +187,8 @@ impl Server {
         }
     }
 
-    /// Offers an address token for a known connection. Nothing is recorded before its echo, so a
-    /// client may repeat the request, even if the answers to all other attempts were lost.
+    /// Offers an address token for a known connection. Nothing is recorded before the token's echo,
+    /// so a client may repeat the request, even if the answers to all other attempts were lost.
     fn readmit(
         &mut self,
         at: Arrival,
@@ -205,8 +206,8 @@ impl Server {
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
         let begins = known.number.saturating_add(APART);
         // Numbers that are far ahead come from a clock that was ahead, because
-        // [`Server::check_lead`] refuses all others. The new numbers begin at the present time
-        // instead. If they overlap with earlier ones, the nonces of the new generation differ.
+        // [`Server::check_lead`] refuses all others. The new numbers begin at the current time
+        // instead. If they overlap with earlier numbers, the nonces of the new generation differ.
         let base = if begins > base_at(at.now + MAX_LEAD, 0) { 0 } else { begins };
         let start = start.max(1);
         address_token.epoch = Epoch { base, start, ssthresh, ..address_token.epoch };
@@ -302,7 +303,7 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
 }
 
 /// First number of an epoch that begins now, at least `least`. Numbers advance by 16 for each
-/// microsecond of the clock, so that an epoch does not use the numbers of an earlier one. Two
+/// microsecond of the clock, so that an epoch does not use the numbers of an earlier epoch. Two
 /// address tokens of one connection that are made at about the same time can have the same numbers,
 /// but belong to two generations or two addresses, whose nonces differ.
 fn base_at(now: Instant, least: u64) -> u64 {

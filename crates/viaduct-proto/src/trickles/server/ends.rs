@@ -4,8 +4,8 @@
 //! ```text
 //!   epoch   ··· ─ f ─ ─ ─ ─ L   a request reports f as lost; the survivors begin the next epoch
 //!               │
-//!               ├─ another reports that g is lost, and f is not   refused: would begin a second
-//!               └─ another reports that nothing is lost             epoch, beside the first
+//!               ├─ another reports that g is lost, and f is not   refused: the connection would
+//!               └─ another reports that nothing is lost             continue in two epochs
 //! ```
 //!
 //! A client sends its requests in the order of their packets, and packets that it gave up stay
@@ -27,11 +27,11 @@ use crate::trickles::replay::Once;
 /// ended, is contradicted unless the loss that ended the epoch comes after the request's packet:
 /// among the packets, or in one of the blocks, that are looked up. So a request more than about
 /// 4,096 packets before the loss is refused.
-const LOOKED_AT: usize = 64;
+const MAX_LOOKUPS: usize = 64;
 
 /// Block of a packet.
 fn block(number: u64) -> u64 {
-    number / LOOKED_AT as u64
+    number / MAX_LOOKUPS as u64
 }
 
 impl Server {
@@ -65,16 +65,17 @@ impl Server {
     fn ends_after(&self, known: &Continuation) -> bool {
         let (base, number) = (known.epoch.base, known.number);
         let knows = |what| self.replay.knows(known.connection, what);
-        (number + 1..).take(LOOKED_AT).any(|first| knows(Once::EndedBy { base, first }))
+        (number + 1..).take(MAX_LOOKUPS).any(|first| knows(Once::EndedBy { base, first }))
             || (block(number) + 1..)
-                .take(LOOKED_AT)
+                .take(MAX_LOOKUPS)
                 .any(|block| knows(Once::EndedIn { base, block }))
     }
 
     /// Returns whether an answered request shows that packet `number` has arrived. The epoch must
-    /// not have ended, so that each answered request of this packet or a later one shows it.
+    /// not have ended, so that each answered request of this packet or a later one shows its
+    /// arrival.
     fn had(&self, known: &Continuation, number: u64) -> bool {
         let knows = |at| self.replay.knows(known.connection, Once::Answered(at));
-        (number..known.number).take(LOOKED_AT).filter(|&at| known.epoch.is_point(at)).any(knows)
+        (number..known.number).take(MAX_LOOKUPS).filter(|&at| known.epoch.is_point(at)).any(knows)
     }
 }

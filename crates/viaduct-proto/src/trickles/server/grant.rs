@@ -38,15 +38,16 @@ pub struct Permit {
     pub room: usize,
 }
 
-/// Answer to a request: permits, which the application fills in order. It outlives the request,
-/// and may be filled by another server that has the secrets.
+/// Answer to a request: permits, which the application fills in order. The grant outlives the
+/// request, and may be filled by another server that has the secrets.
 #[derive(Clone, Debug)]
 pub struct Grant {
     /// The event.
     pub event: Event,
     /// Number of the secret that was the newest when the grant was made. The grant's continuations
     /// can be sealed only with this secret: they contain the address hash under this secret, and
-    /// slim ones (deltas) can be expanded only with another continuation under this secret.
+    /// slim continuations (deltas) can be expanded only with another continuation under this
+    /// secret.
     pub(in crate::trickles) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],
@@ -55,8 +56,8 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The permits, in the order of sending. The request's asks belong, in order, to the permits
-    /// with room, one to each.
+    /// The permits, in the order of sending. Each permit with room answers one of the request's
+    /// asks, in order.
     pub fn permits(&self) -> impl ExactSizeIterator<Item = Permit> + '_ {
         self.work.iter().map(|item| Permit { number: item.number, room: item.room })
     }
@@ -67,8 +68,8 @@ impl Grant {
         connection
     }
 
-    /// Limits messages to `most` bytes, if the path's MTU is smaller than the client has announced.
-    /// The client requests again the bytes that do not fit; a group is split.
+    /// Limits messages to `most` bytes, for a path whose MTU is smaller than the client assumes.
+    /// The client requests the bytes that do not fit again; a group that does not fit is split.
     pub(in crate::trickles) fn fit(&mut self, most: usize) {
         for mut item in std::mem::take(&mut self.work) {
             let len = self.templates[item.template].len();
@@ -92,10 +93,10 @@ impl Grant {
     }
 
     /// Appends the message of permit `index`, with a payload whose user continuation and data fit
-    /// in the permit's room. The messages of all permits must be sent, because the client continues
-    /// with the packets' continuations. In a group, `payload` is ignored. Returns false, with
-    /// nothing appended, if `ring` lacks a secret that the packet needs. Panics if there is no such
-    /// permit, or if the payload is longer than the permit's room.
+    /// in the permit's room. The messages of all permits must be sent, because the client needs the
+    /// packets' continuations. In a group, `payload` is ignored. Returns false, with nothing
+    /// appended, if `ring` lacks a secret that the packet needs. Panics if there is no such permit,
+    /// or if the payload is longer than the permit's room.
     pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) -> bool {
         let (item, Some(keys)) = (&self.work[index], ring.get(self.secret)) else { return false };
         let template = &self.templates[item.template];

@@ -32,7 +32,7 @@ pub(super) struct Judged {
     pub(super) plan: Plan,
     /// Losses that the proof shows.
     pub(super) gaps: Gaps,
-    /// Losses to repair: for continuations of the present epoch, and of the following one.
+    /// Losses to repair: for continuations of the current epoch, and of the next one.
     pub(super) losses: [Losses; 2],
 }
 
@@ -100,7 +100,7 @@ impl Server {
         Ok(())
     }
 
-    /// Compares the address `from` with that to which the returned continuation was sent.
+    /// Compares the address `from` with the address to which the returned continuation was sent.
     pub(super) fn home(&self, from: SocketAddr, known: &Continuation, returned: &Returned) -> Home {
         let sealed_by = returned.continuation.first().and_then(|&secret| self.ring.get(secret));
         let Some(keys) = sealed_by.filter(|keys| keys.address(from) == known.address) else {
@@ -114,7 +114,7 @@ impl Server {
         Home::Here(if same { known.address } else { newest.address(from) })
     }
 
-    /// Returns `known` with the present time, this hash of the address, and an updated round trip.
+    /// Returns `known` with the current time, the hash `address`, and an updated round trip.
     pub(super) fn timed(&self, now: Instant, address: u64, known: Continuation) -> Continuation {
         let trip = now.since(instant(now, known.timestamp)).as_micros();
         let trip = u32::try_from(trip).unwrap_or(u32::MAX);

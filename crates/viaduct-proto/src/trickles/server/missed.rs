@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   points      ··· a ─── b ─── c ─── d ···        request d proves that a, b, c have arrived
-//!   answered?       yes   no    no                 so its answer has the packets for b and c, too,
+//!   answered?       yes   no    no                 so its answer also has the packets for b and c,
 //!                                                  as groups of continuations, without data
 //! ```
 //!
@@ -19,7 +19,7 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::{self, Run};
 use crate::trickles::replay::Once;
 
-/// Upper limit, for any settings, of the lost requests that one request makes up for.
+/// Maximum number of lost requests that one request makes up for, whatever the settings.
 pub const MAX_MADE_UP: usize = 32;
 
 impl Server {

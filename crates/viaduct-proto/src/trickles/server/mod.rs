@@ -9,7 +9,7 @@
 //! Between two requests the server keeps no state about a client, except entries of the replay
 //! window, whose size is fixed. A permit is the right to send one packet, or one group of
 //! continuations. A packet that the application does not fill is sent without data, because the
-//! client continues with the packet's continuation.
+//! client needs the packet's continuation.
 
 mod begin;
 mod ends;
@@ -93,8 +93,8 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
-    /// Series of nonces: that of the request's packets and, from [`Server::begin`] on, that of the
-    /// answer's.
+    /// Series of nonces of the request's packets. [`Server::begin`] replaces it by the series of
+    /// the answer's packets.
     series: u64,
 }
 

@@ -24,7 +24,7 @@ pub enum Refusal {
     /// Continuation whose epoch cannot continue, in a request too short for an address token.
     #[error("the epoch of the continuation cannot continue: a restart is needed")]
     Expired,
-    /// Continuation answered, or generation begun, before.
+    /// Continuation that was already answered, or generation that has already begun.
     #[error("the continuation was answered already: each is valid for one request")]
     Replayed,
     /// Continuation of a generation that a restart has ended.
@@ -79,11 +79,11 @@ pub struct Stats {
     /// Address tokens for clients that have moved.
     pub moved: u64,
     /// Address tokens for clients whose epoch could not continue, because the secret of its nonces
-    /// was no longer in the ring, or because it was too long.
+    /// was no longer in the ring, or because the epoch was too long.
     pub renewed: u64,
     /// Requests that reported a loss, and were answered.
     pub recoveries: u64,
-    /// Lost requests whose packets were sent in answer to a later one.
+    /// Lost requests whose packets were sent in answer to a later request.
     pub made_up: u64,
     /// Packets falsely reported as lost. An earlier answer had used up their places in the window,
     /// so they were not sent again.

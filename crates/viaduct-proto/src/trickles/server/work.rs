@@ -35,15 +35,15 @@ impl Item {
 }
 
 /// Maximum number of packets in the groups of one answer. The trickles of further packets end, as
-/// if these packets were lost. Each packet is recorded in the replay window, so this bounds what
-/// one request can take of the window.
+/// if these packets were lost. Each packet is recorded in the replay window, so this bounds the
+/// number of entries that one request can use.
 const MAX_GROUPED: usize = 2_048;
 /// Maximum number of packets in a span that earlier answers have sent already. The layout of the
 /// span stops at this number. With a correct client there are no such packets.
 const MAX_KNOWN: usize = 64;
 
 /// Index of the template for groups of the request's own epoch. They make up for lost requests, or
-/// for requests that were not sent at the end of the epoch before.
+/// for requests that were not sent at the end of the previous epoch.
 pub(super) const TAIL: usize = 0;
 /// Index of the template for all other packets: those of the plan's epoch, and retransmissions.
 pub(super) const MAIN: usize = 1;
@@ -116,7 +116,7 @@ impl Server {
         self.again(now, known, plan.again.numbers(), true)?;
         self.group(now, MAIN, plan.grouped);
         if recovered {
-            // Each survivor is recorded, so that it is not sent in answer to another request, too.
+            // Each survivor is recorded, so that it is not sent again in answer to another request.
             let connection = known.connection;
             for number in plan.fresh.numbers() {
                 if self.replay.note(now, connection, Once::Survivor(number)) {
@@ -153,7 +153,7 @@ impl Server {
         Ok(())
     }
 
-    /// Marks packet `number` in the replay window if its request reports the packet before it as
+    /// Marks packet `number` in the replay window if its request reports the previous packet as
     /// lost.
     pub(super) fn note_lack(&mut self, now: Instant, connection: u64, number: u64, gaps: &[Run]) {
         if gaps.last().is_some_and(|gap| gap.last() + 1 == number) {
@@ -166,9 +166,8 @@ impl Server {
     /// window is used up, and Reno would send nothing for the packet.
     fn is_invented(&self, connection: u64, number: u64) -> bool {
         let knows = |what| self.replay.knows(connection, what);
-        let behind = number + 1;
-        knows(Once::Answered(number))
-            || knows(Once::Answered(behind)) && !knows(Once::Lacked(behind))
+        let next = number + 1;
+        knows(Once::Answered(number)) || knows(Once::Answered(next)) && !knows(Once::Lacked(next))
     }
 
     /// Lays out packets without data as groups of continuations.
@@ -183,7 +182,7 @@ impl Server {
                 return;
             }
             if !self.replay.note(now, connection, Once::Survivor(number)) {
-                // Bounds the cost of requests that repeatedly name whole windows.
+                // Bounds the cost of requests that repeatedly name entire windows.
                 known += 1;
                 if known == MAX_KNOWN {
                     return;

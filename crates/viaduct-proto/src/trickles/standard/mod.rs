@@ -4,17 +4,17 @@
 //!
 //! ```text
 //!   client                                                            server
-//!   segment   [ input continuation ][ bytes from its position on ] ──▶ reads as much as it likes
+//!   segment   [ input continuation ][ bytes from its position ] ─────▶ reads some of these bytes
 //!             ◀── notes   [ input continuation: the number of bytes that were read ]
 //!                         [ output continuation: from, to ]
-//!   ask       [ output continuation ][ a range within it ] ──────────▶ makes those bytes again
+//!   ask       [ output continuation ][ a range within it ] ──────────▶ produces those bytes again
 //!             ◀── data
 //! ```
 //!
-//! An *input stream* has a number, and bytes at positions from 0 on. Its output has a *region* of
-//! the positions in the connection's output, which the client chooses with the stream's first
-//! segment. A continuation has a public part, which both sides read, and the application's *state*;
-//! the MAC covers both. [`wire`] defines the bytes.
+//! An *input stream* has a number, and bytes at positions from 0. Its output has a *region* of the
+//! positions in the connection's output, which the client chooses with the stream's first segment.
+//! A continuation has a public part, which both sides read, and the application's *state*; the MAC
+//! covers both. [`wire`] defines the bytes.
 
 pub mod wire;
 
@@ -89,7 +89,7 @@ pub enum Reason {
     #[error("the server refused the stream")]
     Refused,
     /// The object that was being sent was removed or modified.
-    #[error("what was being sent has changed at the server")]
+    #[error("the object that was being sent has changed at the server")]
     Changed,
     /// A continuation was not sealed by the server, or its secret is no longer in the ring.
     #[error("the server does not know the continuation's secret, or has not made the continuation")]

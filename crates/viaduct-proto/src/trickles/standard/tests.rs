@@ -11,7 +11,7 @@ const PLACE: Place = Place { stream: 7, start: 1 << 50, reserve: 1 << 30, positi
 const VALID: Valid = Valid { stream: 7, start: 1 << 50, end: 1 << 51, last: true, leave: 40 };
 
 #[test]
-fn notes_and_segments_come_back() {
+fn notes_and_segments_round_trip() {
     let ring = ring();
     let plain = [
         Note::Closed { stream: 7, position: 99 },
@@ -50,7 +50,7 @@ fn only_the_first_continuation_of_a_stream_needs_no_seal() {
 }
 
 #[test]
-fn no_byte_of_a_continuation_can_be_changed() {
+fn a_changed_continuation_is_refused() {
     let ring = ring();
     let mut user = Vec::new();
     emit_place(&ring, &PLACE, b"digest", &mut user);
@@ -66,7 +66,7 @@ fn no_byte_of_a_continuation_can_be_changed() {
 }
 
 #[test]
-fn garbage_ends_what_is_read() {
+fn parsing_ends_at_garbage() {
     let mut rng = Rng::from_seed(5);
     for _ in 0..20_000 {
         let mut bytes = vec![0; rng.below(40) as usize];

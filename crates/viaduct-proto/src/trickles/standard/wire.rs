@@ -7,11 +7,11 @@
 //!    sealed             number of the secret 1 | MAC 16 | state
 //!
 //!  a request's data      segments, each
-//!    1 input             ends 1 | input continuation | bytes, the length before each of the two
+//!    1 input             ends 1 | input continuation* | bytes*         *: preceded by its length
 //!    2 close
-//!    3 beyond            from: number     send the next input's output from this position on
+//!    3 beyond            from: number     send the next input's output from this position
 //!
-//!  a payload's user      notes, each with its length before it
+//!  a payload's user      notes, each preceded by its length
 //!    1 input continuation   2 output continuation
 //!    3 closed            stream | position: numbers      the server reads input only up to there
 //!    4 reset             stream: number | reason 1
@@ -55,8 +55,8 @@ pub enum Segment<'a> {
     },
     /// The client no longer needs the connection.
     Close,
-    /// The input in the next segment was sent with another request, too. The answer to this request
-    /// should contain only the output from this position on.
+    /// The input in the next segment was also sent with another request. The answer to this request
+    /// should contain only the output from this position.
     Beyond(u64),
 }
 
@@ -129,7 +129,7 @@ pub enum Note<'a> {
     Reset {
         /// Number of the stream.
         stream: u32,
-        /// Reason of the reset.
+        /// Reason for the reset.
         reason: Reason,
     },
     /// The packets of this answer contain this range of the output, for which there was no ask.
@@ -245,7 +245,7 @@ pub fn emit_valid(ring: &KeyRing, valid: &Valid, state: &[u8], out: &mut Vec<u8>
 }
 
 /// Opens an input continuation: place and state. `None` if it was not sealed with a secret of the
-/// ring. The first one of a stream, at position 0, has no state and need not be sealed.
+/// ring. The first continuation of a stream, at position 0, has no state and need not be sealed.
 pub fn open_place<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Place, &'a [u8])> {
     let mut reader = Reader(bytes);
     let place = place(&mut reader)?;

@@ -7,7 +7,7 @@ use crate::trickles::standard::Reason;
 /// Settings of a stream client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Maximum length of messages in both directions, in bytes: from 1,085 to the room in packets.
+    /// Maximum length of messages in both directions, in bytes: from 1,085 to the room in a packet.
     pub message: u16,
     /// Maximum length of sent messages, if lower than `message`: at least 1,085 bytes. The first
     /// request has this length, so that its answer can be as long. On a path with a smaller MTU and

@@ -8,10 +8,11 @@
 //!   read            ◀─ output ─ wants ────▶ └────────┘
 //! ```
 //!
-//! Stream [`MAIN`] is a socket: bytes in, bytes out. Any number of other streams can be opened
-//! beside it, each with its own range of positions in the output. A request is a stream whose input
-//! is written at once. No call blocks, and all buffers are bounded: a send buffer for bytes that
-//! were written and not consumed, a window for bytes that were requested and not read.
+//! Stream [`MAIN`] is a socket: bytes in, bytes out. Any number of other streams can be opened in
+//! addition, each with its own range of positions in the output. A request is a stream whose
+//! complete input is written in one call. No call blocks, and all buffers are bounded: a send
+//! buffer for bytes that were written and not consumed, a window for bytes that were requested and
+//! not read.
 //!
 //! Written bytes stay buffered until the server acknowledges that it has consumed them. This
 //! module chooses which continuation yields which bytes. The [`Client`] knows how many bytes a
@@ -72,7 +73,7 @@ pub struct Stream {
     /// which an answer is awaited.
     heard: (u64, Instant),
     width: Width,
-    /// Present limit of bytes that are requested and not read.
+    /// Current limit of bytes that are requested and not read.
     window: u64,
 }
 
@@ -119,8 +120,8 @@ impl Stream {
     }
 
     /// Sends `data` as a request with an output of at most `reserve` bytes (msk_request, 6.1).
-    /// Returns a stream whose input is complete, and which is read like any other; `None` as for
-    /// [`Stream::begin`]. Never blocks.
+    /// Returns a stream whose input is complete, and which is read like any other; `None` if the
+    /// connection has no positions left. Never blocks.
     pub fn request(&mut self, data: &[u8], reserve: u64) -> Option<u32> {
         let stream = self.begin(reserve)?;
         self.inputs.write(stream, data, usize::MAX);

@@ -9,11 +9,11 @@ use super::{Failure, State};
 use crate::trickles::client::Reassembly;
 use crate::trickles::standard::Valid;
 
-/// Number of a stream's continuations at which no further input of the stream is sent. Input
-/// produces continuations, and the server does not send dropped ones again.
+/// Number of a stream's continuations at which no further input of the stream is sent: input
+/// produces continuations, and the server does not send a dropped continuation again.
 pub(super) const ENOUGH: usize = 64;
 /// Maximum number of continuations that are kept for a stream. Far fewer are in flight when
-/// [`ENOUGH`] is reached, so a server that sends more is faulty.
+/// [`ENOUGH`] is reached, so a server that exceeds this number is faulty.
 const MAX_CONTINUATIONS: usize = 1_024;
 /// Maximum number of answers in flight for which brought ranges are recorded.
 const MAX_BROUGHT: usize = 64;
@@ -117,7 +117,7 @@ impl Output {
         });
     }
 
-    /// Drops the last continuation whose whole range earlier continuations yield, too, although at
+    /// Drops the last continuation whose entire range earlier continuations also yield, although at
     /// a higher cost ([`Output::choose`]).
     fn forget_needless(&mut self) {
         let mut reached = 0;
@@ -162,13 +162,14 @@ impl Output {
         }
     }
 
-    /// Marks the brought ranges of `parcel` as doubtful, as no further answer to it will arrive.
+    /// Marks the brought ranges of `parcel` as doubtful, because no further answer to it will
+    /// arrive.
     pub(super) fn settle(&mut self, parcel: u64) {
         let settled = self.brought.extract_if(.., |(of, _)| *of == parcel);
         self.doubtful.extend(settled.map(|(_, range)| range));
     }
 
-    /// Drops the state of requests in flight, as no answer to them will arrive.
+    /// Drops the state of requests in flight, because no answer to them will arrive.
     pub(super) fn forget_flight(&mut self) {
         self.brought.clear();
         self.doubtful.clear();
@@ -242,8 +243,8 @@ impl Output {
     }
 
     /// Returns the continuation that yields `position` at the lowest cost: the one that starts
-    /// nearest to it. Also returns the range from `position` on for which this continuation is
-    /// the best.
+    /// nearest to it. Also returns the range from `position` for which this continuation is the
+    /// best.
     fn choose(&self, position: u64) -> Option<(Range<u64>, Bytes)> {
         let mut nearest = self.continuations.range(..=position).rev();
         let (_, (valid, bytes)) = nearest.find(|(_, (valid, _))| valid.holds(position))?;
@@ -272,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unrequested_data_is_kept_within_the_window_alone_and_counted() {
+    fn unrequested_data_is_kept_only_within_the_window_and_counted() {
         let mut output = Output::new(1_000..1 << 30);
         let data = Bytes::from(vec![7; 1_000]);
         assert!(!output.insert(101_000, data.clone(), 64 << 10));

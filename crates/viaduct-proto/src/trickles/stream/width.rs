@@ -4,8 +4,8 @@
 use super::MAX_RESTARTS;
 use crate::trickles::client::{Client, MIN_MESSAGE};
 
-/// Minimum number of restarts that were answered only with short messages. A single one may also
-/// occur under congestion, when most packets are lost.
+/// Minimum number of restarts that were answered only with short messages. A single such restart
+/// may also occur under congestion, when most packets are lost.
 const SHORT: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]

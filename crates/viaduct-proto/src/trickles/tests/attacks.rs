@@ -84,7 +84,7 @@ pub(super) fn ranges(packets: &[Kept]) -> Vec<Range> {
     ranges
 }
 
-/// The ranges of an echo, which prove nothing.
+/// The ranges of an echo; they prove nothing.
 fn any(token: &Kept) -> [Range; 1] {
     [Range { first: token.known.unwrap().epoch.base, last: token.number, sum: 0 }]
 }
@@ -153,7 +153,7 @@ fn a_larger_window_than_was_given_is_refused() {
 }
 
 #[test]
-fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
+fn a_hidden_loss_is_refused_and_a_reported_one_halves_the_window() {
     let (mut server, window) = begun();
     let mut hidden = ranges(&window[..4]);
     hidden[0].sum ^= window[2].nonce;
@@ -205,8 +205,8 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
     assert_eq!(refusal(&mut server, at(300), address(), &old), Refusal::Superseded(0));
 }
 
-/// The first window of a client that restarts at `from` at 200 ms, where it is unknown, and echoes
-/// its address token at 300 ms.
+/// Restarts a client at 200 ms from the new address `from`, echoes the address token at 300 ms, and
+/// returns the first window.
 fn moved(server: &mut Server, from: SocketAddr, attempt: u8, window: &[Kept]) -> Vec<Kept> {
     let message = request(attempt, &window[0], &ranges(&window[..1]));
     let address_token = kept(&serve(server, at(200), from, LENGTH, &message));
@@ -214,8 +214,7 @@ fn moved(server: &mut Server, from: SocketAddr, attempt: u8, window: &[Kept]) ->
     kept(&serve(server, at(300), from, LENGTH, &echo))
 }
 
-/// Asserts that `a` and `b` have the same packet numbers, but that a nonce in one of them proves
-/// nothing in the other.
+/// Asserts that `a` and `b` have the same packet numbers, but different nonces.
 fn assert_apart(a: &[Kept], b: &[Kept]) {
     assert!(!a.is_empty() && a.len() == b.len());
     for (a, b) in a.iter().zip(b) {
@@ -228,7 +227,7 @@ fn generations_that_begin_at_one_time_have_nonces_of_their_own() {
     let (mut server, window) = begun();
     let [one, two] = [1, 2].map(|attempt| moved(&mut server, elsewhere(), attempt, &window));
     assert_apart(&one, &two);
-    // The nonce of a packet that arrived only in the first of them.
+    // The nonce of a packet that arrived only in the first generation.
     let mut hidden = ranges(&two[..2]);
     hidden[0].sum ^= two[0].nonce ^ one[0].nonce;
     let refused = refusal(&mut server, at(400), elsewhere(), &request(0, &two[1], &hidden));
@@ -236,7 +235,7 @@ fn generations_that_begin_at_one_time_have_nonces_of_their_own() {
 }
 
 #[test]
-fn numbers_do_not_run_ahead_of_the_clock_by_restarts_in_a_row() {
+fn restarts_in_a_row_do_not_move_the_numbers_far_ahead_of_the_clock() {
     let (mut server, mut newest) = begun();
     let mut restarts = 0;
     let refused = loop {
@@ -253,7 +252,7 @@ fn numbers_do_not_run_ahead_of_the_clock_by_restarts_in_a_row() {
 }
 
 #[test]
-fn numbers_of_a_clock_that_was_ahead_end_at_a_restart() {
+fn a_restart_replaces_numbers_of_a_clock_that_was_ahead() {
     let (_, ahead) = begun_at(3_600_000);
     let mut server = server(Settings::default(), at(0));
     let window = moved(&mut server, address(), 1, &ahead);
@@ -325,7 +324,7 @@ fn a_client_silent_beyond_the_horizon_resumes() {
 }
 
 #[test]
-fn a_silence_is_no_timeout_unless_something_was_lost_before() {
+fn a_silence_counts_as_a_timeout_only_after_a_loss() {
     for (silence, came, packets) in [(9, vec![0], 1), (11, vec![0], 10), (11, vec![0, 2], 1)] {
         let (mut server, window) = begun();
         let came: Vec<Kept> =
@@ -333,7 +332,7 @@ fn a_silence_is_no_timeout_unless_something_was_lost_before() {
         let message = request(1, came.last().unwrap(), &ranges(&came));
         let late = at(0) + Duration::from_secs(silence);
         let answer = serve(&mut server, late, address(), LENGTH, &message);
-        assert_eq!(answer.len(), packets, "after {silence} s, with {} that came", came.len());
+        assert_eq!(answer.len(), packets, "after {silence} s, with {} received", came.len());
         // A second attempt means that the answer was lost, which counts as a timeout.
         let message = request(2, came.last().unwrap(), &ranges(&came));
         assert_eq!(serve(&mut server, late, address(), LENGTH, &message).len(), 1);

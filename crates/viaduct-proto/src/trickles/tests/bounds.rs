@@ -41,7 +41,7 @@ fn known(window: u16, message: u16) -> Continuation {
 }
 
 /// The request of a client that returns `known`, sealed with the newest secret, and has received
-/// all packets of the epoch up to it except `lost`.
+/// all packets of the epoch up to the continuation's packet except `lost`.
 fn request(server: &Server, known: Continuation, lost: &[u64]) -> Vec<u8> {
     let (ring, first) = (server.ring(), known.epoch.base);
     let (newest, of_nonces) = (ring.newest(), ring.get(known.nonces).unwrap());
@@ -84,7 +84,7 @@ fn grouped(messages: &[Vec<u8>]) -> Vec<u64> {
 }
 
 #[test]
-fn a_group_is_no_longer_than_its_client_takes() {
+fn a_group_is_no_longer_than_its_clients_limit() {
     let numbers = |message: u16| {
         let (mut server, request) = lossy(100, message);
         let messages = serve(&mut server, NOW, address(), 1 << 40, &request);
@@ -97,7 +97,7 @@ fn a_group_is_no_longer_than_its_client_takes() {
 }
 
 #[test]
-fn a_group_becomes_several_where_the_path_mtu_is_smaller_than_its_client_said() {
+fn a_group_is_split_if_the_path_mtu_is_smaller_than_its_clients_limit() {
     let (mut server, request) = lossy(100, 1_400);
     let mut grant = server.handle(NOW, address(), &request).unwrap();
     let emit = |grant: &crate::trickles::server::Grant, server: &Server| -> Vec<Vec<u8>> {
@@ -146,13 +146,13 @@ fn an_unrequested_generation_is_refused() {
 }
 
 #[test]
-fn a_request_of_a_whole_window_leaves_room_in_the_replay_window() {
+fn a_request_that_names_an_entire_window_leaves_room_in_the_replay_window() {
     let (mut server, request) = lossy(65_534, 1_400);
     *server.replay_mut() = Replay::new(1 << 16, Duration::from_secs(30), [1, 2, 3, 4], NOW);
     assert!(request.len() < 130, "{} bytes", request.len());
     let messages = serve(&mut server, NOW, address(), 1 << 40, &request);
     assert_eq!(grouped(&messages).len(), 2_048);
-    assert!(server.replay().is_fresh(NOW, NOW), "other continuations that are made now");
+    assert!(server.replay().is_fresh(NOW, NOW), "new continuations are accepted");
 }
 
 #[test]
@@ -173,12 +173,13 @@ fn assert_renewed(server: &mut Server, request: &[u8]) {
 }
 
 #[test]
-fn the_loss_of_the_nonces_secret_is_neither_a_move_nor_an_attack() {
+fn a_dropped_secret_of_the_nonces_is_neither_a_move_nor_an_attack() {
     let mut server = server(Settings::default(), NOW);
     server.ring_mut().rotate(2, &[2; 32], 2);
     let short = request(&server, known(100, 1_400), &[]);
     let long = [&short[..], &[0; 60]].concat();
-    // Secret 1, of the nonces, is dropped. Secret 2, which has sealed the continuation, is not.
+    // Drops secret 1, from which the nonces are derived, and keeps secret 2, which has sealed the
+    // continuation.
     server.ring_mut().rotate(3, &[3; 32], 2);
     assert_renewed(&mut server, &long);
     assert!(matches!(server.handle(NOW, address(), &short), Err(Refusal::Expired)));
@@ -202,7 +203,7 @@ fn an_epoch_ends_before_its_offsets_exceed_the_continuation() {
 }
 
 #[test]
-fn a_request_far_before_a_reported_loss_is_answered_if_others_have_overtaken_it() {
+fn an_overtaken_request_far_before_a_reported_loss_is_answered() {
     let mut server = server(Settings { make_up: 0, ..Settings::default() }, NOW);
     let first = known(5_000, 1_400);
     let at = |offset| Continuation { number: first.number + offset, ..first };

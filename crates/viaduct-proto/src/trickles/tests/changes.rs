@@ -40,7 +40,7 @@ struct Net {
     /// If set, all packets are lost.
     down: bool,
     /// If set, all repairs are lost.
-    unmended: bool,
+    drops_repairs: bool,
     rng: Rng,
 }
 
@@ -58,7 +58,7 @@ impl Net {
             delay: DELAY,
             jitter: Duration::ZERO,
             down: false,
-            unmended: false,
+            drops_repairs: false,
             rng: Rng::from_seed(5),
         }
     }
@@ -87,7 +87,7 @@ impl Net {
         }
         for answer in answers {
             let is_repair = Response::parse(&answer).is_ok_and(|r| matches!(r.form, Form::Again));
-            if !(is_repair && self.unmended) {
+            if !(is_repair && self.drops_repairs) {
                 self.send(false, answer);
             }
         }
@@ -163,7 +163,7 @@ fn packets_may_overtake_each_other() {
 }
 
 #[test]
-fn a_client_moves_and_goes_on() {
+fn a_client_continues_from_another_address() {
     let mut net = Net::new(1, Settings::default());
     for (millis, port) in [(150, 5_000), (400, 6_000), (700, 5_000)] {
         net.run(at(millis));
@@ -185,7 +185,7 @@ fn a_client_that_was_cut_off_for_an_hour_resumes() {
     net.from.set_port(7_000);
     let back = net.now;
     net.run(net.now + Duration::from_secs(62));
-    assert!(net.is_done(), "{:?} after it is back", net.now.since(back));
+    assert!(net.is_done(), "{:?} after the path is back", net.now.since(back));
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn replicas_answer_in_turn() {
 /// To a replica with a replay window of its own, requests that other replicas have answered seem
 /// lost. This costs packets, but breaks nothing.
 #[test]
-fn replicas_that_share_no_window_may_make_up_for_each_other_in_vain() {
+fn replicas_without_a_shared_window_needlessly_make_up_for_each_other() {
     let mut net = Net::new(2, Settings::default());
     net.finish();
     assert_eq!(net.restarts(), 0);
@@ -234,7 +234,7 @@ fn replicas_that_share_no_window_may_make_up_for_each_other_in_vain() {
 }
 
 #[test]
-fn a_server_is_killed_and_another_goes_on() {
+fn another_server_continues_after_a_server_is_killed() {
     let mut net = Net::new(1, Settings::default());
     net.run(at(250));
     assert!(!net.is_done());
@@ -264,7 +264,7 @@ fn a_server_that_takes_over_needs_no_timeout() {
 }
 
 #[test]
-fn a_way_that_becomes_longer_is_measured_and_its_requests_are_said_once() {
+fn a_longer_delay_is_measured_and_causes_few_repetitions() {
     let mut net = Net::new(1, Settings::default());
     net.delay = Duration::from_millis(2);
     net.run(at(30));
@@ -276,7 +276,7 @@ fn a_way_that_becomes_longer_is_measured_and_its_requests_are_said_once() {
 }
 
 #[test]
-fn a_lost_repair_takes_no_timeout_where_nothing_else_is_to_come() {
+fn a_lost_repair_costs_less_than_a_timeout_if_no_other_packet_is_expected() {
     let mut net = Net::new(1, Settings::default());
     net.run(at(250));
     let answers = |net: &Net| net.flying.iter().filter(|Reverse((.., up, _))| !up).count();
@@ -285,11 +285,11 @@ fn a_lost_repair_takes_no_timeout_where_nothing_else_is_to_come() {
     }
     let first = net.flying.iter().filter(|Reverse((.., up, _))| !up).map(|flying| flying.0.1).min();
     net.flying.retain(|Reverse((_, number, ..))| Some(*number) != first);
-    net.unmended = true;
+    net.drops_repairs = true;
     // One round trip until the repair is sent, one until nothing is in flight, and two of silence.
     net.run(net.now + Duration::from_millis(200));
     let stats = net.client.as_fetch().client.stats();
     assert_eq!((stats.lost, stats.restarts, stats.repeats), (1, 1, 0), "{stats:?}");
-    net.unmended = false;
+    net.drops_repairs = false;
     net.finish();
 }

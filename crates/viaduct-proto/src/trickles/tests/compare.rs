@@ -51,7 +51,7 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
 /// Some packets arrive 4 ms late, which is seven packet times at this rate, and none is lost.
 /// Reno's sender treats late packets as lost.
 #[test]
-fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
+fn the_client_adapts_to_reordering() {
     let down = "rate=20M,delay=25ms,queue=250kB,reorder=30%:4ms";
     let [packets, _] = compare("delay=25ms", down);
     assert!(packets > 1.5, "{packets:.3} of Reno's packets");
@@ -61,7 +61,7 @@ fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
 
 /// Random and burst losses in the direction of the data.
 #[test]
-fn throughput_is_renos_where_data_are_lost() {
+fn throughput_equals_renos_if_data_are_lost() {
     for (delay, loss) in [("10ms", "0.1%"), ("25ms", "1%"), ("20ms", "0.5%x4"), ("25ms", "0.2%x8")]
     {
         let down = format!("rate=20M,delay={delay},queue=250kB,loss={loss}");
@@ -71,10 +71,10 @@ fn throughput_is_renos_where_data_are_lost() {
     }
 }
 
-/// The next acknowledgement makes up for a lost one in TCP, and so does the next request in
-/// Trickles.
+/// In TCP the next acknowledgement makes up for a lost one; in Trickles the next request makes up
+/// for a lost request.
 #[test]
-fn throughput_is_renos_where_requests_are_lost() {
+fn throughput_equals_renos_if_requests_are_lost() {
     for loss in ["0.1%", "1%", "0.5%x4"] {
         let up = format!("delay=20ms,loss={loss}");
         let [packets, _] = compare(&up, "rate=20M,delay=20ms,queue=250kB");
@@ -84,7 +84,7 @@ fn throughput_is_renos_where_requests_are_lost() {
 
 /// Prints every fourth sample of both windows, and checks that their means are equal.
 #[test]
-fn windows_are_renos() {
+fn windows_equal_renos() {
     for (delay, loss) in [("10ms", "0.1%"), ("25ms", "1%"), ("25ms", "0.2%x8")] {
         let down = format!("rate=20M,delay={delay},queue=250kB,loss={loss}");
         let outcome = contest(&format!("delay={delay}"), &down, 0).run();
@@ -102,7 +102,7 @@ fn windows_are_renos() {
     }
 }
 
-/// Share of a packet that a continuation occupies, whole and as a delta (5.3).
+/// Bytes of data per packet, with complete continuations and with deltas (5.3).
 #[test]
 fn deltas_make_more_room_for_data() {
     let share = |delta: bool| {
@@ -113,8 +113,8 @@ fn deltas_make_more_room_for_data() {
     };
     let [whole, delta] = [share(false), share(true)];
     println!(
-        "bytes of data in a packet of 1,400: {whole:.1} with whole continuations, {delta:.1} with \
-            deltas"
+        "bytes of data in a packet of 1,400: {whole:.1} with complete continuations, {delta:.1} \
+         with deltas"
     );
     assert!(delta > whole + 12.0, "{whole:.1}, {delta:.1}");
 }

@@ -261,15 +261,15 @@ fn a_crowd_fills_a_link_and_shares_it() {
 }
 
 #[test]
-#[ignore = "takes a minute: the clients of the figure"]
+#[ignore = "takes a minute: the numbers of clients of the paper's figure"]
 fn thousands_share_a_link() {
     for clients in [1, 10, 100, 1_000, 3_000, 6_000] {
         measure("rate=100M,delay=500us,queue=250kB", clients, [4, 8], false);
     }
 }
 
-/// No packets follow the last ones of an object, so without a probe each loss of these would cost a
-/// timeout of 200 ms.
+/// No packets follow the last packets of an object, so without a probe the loss of one of them
+/// would cost a timeout of 200 ms.
 #[test]
 fn a_lost_end_is_requested_again_before_a_timeout() {
     let got = measure("rate=100M,delay=5ms,queue=10MB", 1, [1, 4], true);

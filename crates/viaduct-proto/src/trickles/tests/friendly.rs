@@ -31,10 +31,10 @@ const SEEDS: u64 = 3;
 struct Bundle {
     now: Instant,
     /// Delay until the first end handles a packet: its process must wake up, whereas kernels answer
-    /// at once.
+    /// immediately.
     lag: Duration,
     /// Maximum random delay of each packet, in the first end's host and in the host of all others.
-    unrest: Duration,
+    host_jitter: Duration,
     rng: Rng,
     /// Packets that the two hosts have not handled yet.
     late: [VecDeque<(Instant, usize, Vec<u8>)>; 2],
@@ -48,7 +48,7 @@ impl Machine for Bundle {
         let whose = usize::from(packet[0]);
         let message = packet[HEADERS..].to_vec();
         let (host, lag) = if whose == 0 { (0, self.lag) } else { (1, Duration::ZERO) };
-        let more = self.rng.below(self.unrest.as_nanos() as u64 + 1);
+        let more = self.rng.below(self.host_jitter.as_nanos() as u64 + 1);
         let last = self.late[host].back().map_or(now, |(due, ..)| *due);
         let due = last.max(now + lag + Duration::from_nanos(more));
         if due == now {
@@ -100,17 +100,17 @@ enum By {
 
 /// The link with jitter on acknowledgements.
 const UNEVEN: &str = "rate=100M,delay=1ms,jitter=500us,queue=250kB";
-/// All ends answer at once.
+/// All ends answer immediately.
 const EVEN: World = World {
     up: LINK,
     burst: 1,
     lag: Duration::ZERO,
     renos: Duration::ZERO,
-    unrest: Duration::ZERO,
+    host_jitter: Duration::ZERO,
 };
 /// Each answer has a random delay of up to many packet times, so that a late answer is no
 /// advantage.
-const RESTLESS: World = World { lag: LAG, unrest: Duration::from_millis(2), ..EVEN };
+const RESTLESS: World = World { lag: LAG, host_jitter: Duration::from_millis(2), ..EVEN };
 /// Wake-up time of the lab's server: about the time in which a packet leaves the queue.
 const LAG: Duration = Duration::from_micros(150);
 
@@ -118,14 +118,14 @@ const LAG: Duration = Duration::from_micros(150);
 struct World {
     /// The link of the acknowledgements.
     up: &'static str,
-    /// Number of segments that a Reno sender sends at once.
+    /// Number of segments that a Reno sender sends in one burst.
     burst: u32,
     /// Wake-up time of Trickles' server.
     lag: Duration,
     /// Wake-up time of the Reno sender that takes the place of Trickles' server.
     renos: Duration,
     /// Maximum random delay of a packet in servers' hosts.
-    unrest: Duration,
+    host_jitter: Duration,
 }
 
 /// A first flow of kind `by`, among `others` Reno flows.
@@ -138,7 +138,7 @@ struct Contest {
 
 impl Contest {
     fn new(by: By, others: usize, world: World, seed: u64) -> Self {
-        let World { up, burst, lag, renos, unrest } = world;
+        let World { up, burst, lag, renos, host_jitter } = world;
         let mut rng = Rng::from_seed(seed);
         let [up, down] = [up, LINK].map(|link| link.parse::<LinkConfig>().unwrap());
         let mut sim = Sim::new();
@@ -161,11 +161,11 @@ impl Contest {
         }
         let now = Instant::ZERO;
         let lag = if by == By::Trickles { lag } else { renos };
-        let bundle = |ends, lag, unrest| {
+        let bundle = |ends, lag, host_jitter| {
             let (rng, late) = (Rng::from_seed(seed + 2), Default::default());
-            Bundle { now, lag, unrest, rng, late, ends }
+            Bundle { now, lag, host_jitter, rng, late, ends }
         };
-        let data = sim.add(bundle(data, lag, unrest));
+        let data = sim.add(bundle(data, lag, host_jitter));
         let wants = sim.add(bundle(wants, Duration::ZERO, Duration::ZERO));
         sim.connect((wants, 0), (data, 0), up, seed);
         sim.connect((data, 0), (wants, 0), down, seed + 1);
@@ -209,7 +209,7 @@ fn of_renos(others: usize, world: World) -> f64 {
 }
 
 #[test]
-fn a_flow_takes_what_one_of_reno_takes() {
+fn a_flow_takes_the_share_of_a_reno_flow() {
     for others in [4, 10] {
         for world in [EVEN, World { lag: LAG, up: UNEVEN, ..EVEN }, RESTLESS] {
             let share = of_renos(others, world);
@@ -223,7 +223,7 @@ fn a_flow_takes_what_one_of_reno_takes() {
 /// that has just become free, and loses fewer packets. Reno flows also lose less throughput to each
 /// other than to flows that send in bursts.
 #[test]
-fn where_packets_keep_step_a_late_or_single_sender_takes_more() {
+fn if_packets_stay_in_phase_a_late_or_unbursty_sender_takes_more() {
     for world in [World { lag: LAG, ..EVEN }, World { burst: 4, ..EVEN }] {
         assert!(of_renos(10, world) > 1.2, "{world:?}");
     }
@@ -233,10 +233,10 @@ fn where_packets_keep_step_a_late_or_single_sender_takes_more() {
 /// as much.
 #[test]
 fn a_reno_sender_that_answers_as_late_takes_as_much() {
-    let unrest = Duration::from_millis(1);
+    let host_jitter = Duration::from_millis(1);
     for others in [4, 10] {
         for lag in [60, 150, 300].map(Duration::from_micros) {
-            let share = of_renos(others, World { lag, renos: lag, unrest, ..EVEN });
+            let share = of_renos(others, World { lag, renos: lag, host_jitter, ..EVEN });
             assert!((0.8..1.2).contains(&share), "among {others}, after {lag:?}: {share:.2}");
         }
     }

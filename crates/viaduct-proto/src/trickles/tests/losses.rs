@@ -6,7 +6,7 @@ use crate::trickles::server::Refusal;
 use crate::trickles::wire::{Form, Response};
 
 #[test]
-fn a_request_makes_up_for_those_that_were_lost_before_it() {
+fn a_request_makes_up_for_lost_requests_before_it() {
     let (mut server, window) = begun();
     // The requests of the first four packets are lost; the request of the fifth proves that all
     // five packets have arrived.
@@ -24,7 +24,7 @@ fn a_request_makes_up_for_those_that_were_lost_before_it() {
 }
 
 #[test]
-fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
+fn a_loss_is_repaired_only_if_its_slot_was_not_used() {
     let is_again =
         |one: &&Vec<u8>| matches!(Response::parse(one.as_slice()).unwrap().form, Form::Again);
     let again = |answer: &[Vec<u8>]| answer.iter().filter(is_again).count();
@@ -44,7 +44,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let refused = refusal(&mut server, at(201), address(), &message);
     assert_eq!(refused, Refusal::Forked { base });
     // The requests of all packets except the first are answered, and report the first as lost. A
-    // later request reports the others as lost, too.
+    // later request also reports the others as lost.
     let (mut server, window) = begun();
     for n in 1..7 {
         let message = request(0, &window[n], &ranges(&window[1..=n]));
@@ -56,7 +56,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     // The first packet of a pair has no continuation. The request of the second was answered, and
     // proved that the first had arrived.
     let (mut server, window) = begun();
-    // Under a new secret the answers have whole continuations instead of deltas.
+    // Under a new secret the answers have complete continuations instead of deltas.
     server.ring_mut().rotate(2, &[9; 32], 2);
     let [pair, more] = [0, 1].map(|n| {
         let message = request(0, &window[n], &ranges(&window[..=n]));
@@ -72,7 +72,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     assert_eq!(
         (again(&answer), server.stats().invented),
         (1, 2),
-        "only the packet behind both is lost"
+        "only the packet after the pair is lost"
     );
 }
 

@@ -1,4 +1,4 @@
-//! Whole transfers, under various network conditions.
+//! Complete transfers, under various network conditions.
 
 use crate::link::LinkConfig;
 use crate::sim::Sim;
@@ -33,7 +33,7 @@ fn fetch(length: u64, up: &str, down: &str, seed: u64, end: Instant) -> (Fetch, 
 }
 
 #[test]
-fn a_stream_comes_whole_over_a_clean_link() {
+fn a_stream_arrives_complete_over_a_clean_link() {
     for length in [1, 100, 1_000, 10_000, 1_000_000, 20_000_000] {
         let text = "rate=100M,delay=10ms,queue=1MB";
         let (fetch, _) = fetch(length, text, text, 1, at(10.0));
@@ -45,7 +45,7 @@ fn a_stream_comes_whole_over_a_clean_link() {
 }
 
 #[test]
-fn a_stream_arrives_whole_under_any_loss() {
+fn a_stream_arrives_complete_under_any_loss() {
     for (seed, loss) in ["1%", "5%", "20%", "1%x8", "1%x16"].into_iter().enumerate() {
         let text = format!("rate=20M,delay=10ms,queue=200kB,loss={loss}");
         let (fetch, stats) = fetch(1_000_000, &text, &text, seed as u64, at(300.0));
@@ -54,10 +54,10 @@ fn a_stream_arrives_whole_under_any_loss() {
     }
 }
 
-/// A restart has a dozen attempts, most of which fail. With the last one the client asks for an
+/// A restart has a dozen attempts, most of which fail. With the last attempt the client asks for an
 /// address token.
 #[test]
-fn a_stream_comes_where_two_of_three_packets_are_lost() {
+fn a_stream_arrives_if_two_of_three_packets_are_lost() {
     for seed in 0..8 {
         let text = "rate=20M,delay=10ms,queue=200kB,loss=66%";
         let (fetch, _) = fetch(20_000, text, text, 10 * seed, at(20_000.0));
@@ -66,7 +66,7 @@ fn a_stream_comes_where_two_of_three_packets_are_lost() {
 }
 
 #[test]
-fn a_way_of_more_than_a_second_is_no_loss() {
+fn a_round_trip_of_more_than_a_second_does_not_count_as_loss() {
     for (delay, trips) in [("700ms", 12.0), ("1500ms", 14.0)] {
         let text = format!("rate=20M,delay={delay},queue=1MB");
         let (fetch, _) = fetch(300_000, &text, &text, 1, at(120.0));
@@ -77,7 +77,7 @@ fn a_way_of_more_than_a_second_is_no_loss() {
 }
 
 #[test]
-fn a_way_that_becomes_thirty_times_as_long_is_learnt() {
+fn a_delay_that_grows_forty_times_is_measured() {
     let mut sim = Sim::new();
     let length = 20_000_000;
     let client = sim.add(End::Client(Box::new(Fetch::new(length, Instant::ZERO))));

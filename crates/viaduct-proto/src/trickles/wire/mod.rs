@@ -6,9 +6,9 @@
 //!    1 open      token 8 | longest message 2 | padding               | asks | data
 //!    2 step      continuation | ending | proof                       | asks | data
 //!    3 restart   attempt 1 | continuation | ending | proof | padding | asks | data
-//!    padding     zeros, their number before them
+//!    padding     zeros, preceded by their number
 //!    ending      flags 1: 1 tail, 2 repaired | tail: lost, unanswered: numbers | sum of repairs 8
-//!    asks        groups, a number | each: user continuation, its length before it
+//!    asks        groups, a number | each: user continuation, preceded by its length
 //!                                       | asks, a number | each: position, length: numbers
 //!
 //!  response  kind 1 | tag 4 | generation 2 | number 8 | nonce 8 | …
@@ -18,7 +18,7 @@
 //!    4 again     payload
 //!    5 group     entries 1 | body of a continuation | each: nonce 8 | MAC 16, if it is a point
 //!    6 slim      delta: secret 1 | timestamp 6 | smoothed RTT 4 | MAC 16 | payload
-//!    payload     position 8 | flags 1 | user continuation, its length before it | data
+//!    payload     position 8 | flags 1 | user continuation, preceded by its length | data
 //! ```
 //!
 //! [`request`] and [`response`] parse these formats, except for the

@@ -24,7 +24,7 @@ pub struct Request<'a> {
     pub groups: Groups<'a>,
     /// Data for the application.
     pub data: &'a [u8],
-    /// Length of the whole message in bytes.
+    /// Length of the message in bytes.
     pub len: usize,
 }
 
@@ -54,10 +54,10 @@ pub enum Kind<'a> {
 pub struct Returned<'a> {
     /// Bytes of the transport continuation, not verified yet.
     pub continuation: &'a [u8],
-    /// Losses at the end of the epoch before.
+    /// Losses at the end of the previous epoch.
     pub tail: Option<Tail>,
-    /// Xor of the nonces of the repairs that the continuation waits for; `None` if one is missing,
-    /// or if the continuation waits for none.
+    /// Xor of the nonces of the repairs that the continuation waits for; `None` if a repair is
+    /// missing, or if the continuation waits for no repairs.
     pub repaired: Option<u64>,
     /// Proof of which packets of the epoch have arrived.
     pub proof: Proof<'a>,
@@ -241,7 +241,7 @@ mod tests {
     use crate::trickles::proof::{self, Range};
 
     #[test]
-    fn more_asks_than_there_can_be_are_no_request() {
+    fn requests_with_too_many_asks_are_refused() {
         for counts in [&[u64::MAX][..], &[1, u64::MAX], &[1, u64::MAX - 1], &[MAX_ASKS as u64, 1]] {
             let mut message = Vec::new();
             emit_open(0, 7, 1_400, &mut message);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_comes_back() {
+    fn a_request_round_trips() {
         let ring = KeyRing::new(1, &[1; 32]);
         let (mut continuation, mut proof, mut message) = (Vec::new(), Vec::new(), Vec::new());
         sample(1).emit(ring.newest(), &mut continuation);

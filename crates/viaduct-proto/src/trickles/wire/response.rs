@@ -53,7 +53,7 @@ pub struct Response<'a> {
 /// Form of a response.
 #[derive(Clone, Copy, Debug)]
 pub enum Form<'a> {
-    /// Address token, to be echoed before more is sent.
+    /// Address token, which the client must echo before the server sends more.
     AddressToken(&'a [u8]),
     /// Packet that carries a continuation.
     Fresh(&'a [u8]),
@@ -213,7 +213,8 @@ pub(in crate::trickles) fn emit(
     out.extend_from_slice(payload.data);
 }
 
-/// Appends a group of packets from `first` on, one for each of at most [`MAX_GROUP`] `nonces`.
+/// Appends a group of packets that begins with `first`: one packet for each of at most
+/// [`MAX_GROUP`] `nonces`.
 pub(in crate::trickles) fn emit_group(
     keys: &Keys,
     head: Head,
@@ -252,7 +253,7 @@ mod tests {
     const HEADER: Head = Head { tag: 7, generation: 3, number: 1_007, nonce: 99 };
 
     #[test]
-    fn a_response_comes_back() {
+    fn a_response_round_trips() {
         let ring = KeyRing::new(1, &[1; 32]);
         let payload = Payload { position: 1 << 40, flags: 3, user: b"user", data: b"data" };
         let mut message = Vec::new();
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_the_continuations_one_by_one() {
+    fn a_group_expands_to_the_individual_continuations() {
         let ring = KeyRing::new(1, &[1; 32]);
         let mut message = Vec::new();
         let nonces: Vec<u64> = (0..9).collect();

@@ -50,10 +50,10 @@ fn packets_too_short_for_an_opening_take_no_time_from_openings() {
     assert!(replica.accept(START, way_back(), &opening).is_ok());
 }
 
-/// Only the key exchange distinguishes an opening from garbage of the same length. So such garbage
-/// delays new connections while it arrives, but no established ones.
+/// Only the key exchange distinguishes an opening from garbage of the same length. So while such
+/// garbage arrives, it delays new connections, but not established ones.
 #[test]
-fn garbage_of_an_openings_length_takes_the_time_for_openings_alone_and_no_longer_than_it_comes() {
+fn garbage_of_an_openings_length_delays_only_new_connections_and_only_while_it_arrives() {
     let (mut replica, mut client) = (replica(true), Client::new(&identity()));
     let mut ready = Client::new(&identity());
     for request in ready.requests() {
@@ -68,7 +68,10 @@ fn garbage_of_an_openings_length_takes_the_time_for_openings_alone_and_no_longer
     }
     assert!(replica.accept(START, way_back(), &opening).is_err());
     let request = ready.requests().remove(0);
-    assert!(replica.accept(ready.now, way_back(), &request).is_ok(), "it continues");
+    assert!(
+        replica.accept(ready.now, way_back(), &request).is_ok(),
+        "the established client continues"
+    );
     let later = START + Duration::from_millis(1);
     assert!(replica.accept(later, way_back(), &opening).is_ok());
 }

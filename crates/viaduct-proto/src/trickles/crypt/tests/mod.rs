@@ -1,4 +1,4 @@
-//! Whole transfers, and what an eavesdropper sees of them.
+//! Complete transfers, and what an eavesdropper sees of them.
 
 mod bounds;
 
@@ -179,7 +179,7 @@ fn an_observer_sees_no_plaintext_and_any_replica_answers() {
 #[test]
 fn an_answer_is_no_longer_than_its_opening() {
     let (mut replica, mut client) = (replica(true), Client::new(&identity()));
-    let [opening] = &client.requests()[..] else { panic!("one") };
+    let [opening] = &client.requests()[..] else { panic!("not exactly one request") };
     let event = replica.accept(START, way_back(), opening).unwrap();
     let answers = answers(&mut replica, event);
     assert!(answers.len() == 1 && answers[0].len() <= opening.len());
@@ -223,7 +223,7 @@ fn any_altered_byte_is_refused_by_either_end() {
 }
 
 #[test]
-fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
+fn neither_end_falls_back_to_clear_text() {
     // A server that requires encryption does not answer unencrypted messages.
     let mut replica = replica(true);
     let mut plain = Stream::open(Config::default(), 3, START);
@@ -249,7 +249,7 @@ fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
 }
 
 #[test]
-fn secrets_rotate_under_a_transfer_and_what_outlives_its_secret_shakes_hands_anew() {
+fn secrets_rotate_during_a_transfer_and_a_client_with_a_dropped_secret_handshakes_again() {
     let mut replicas = [replica(true)];
     let mut client = Client::new(&identity());
     transfer(&mut client, &mut replicas, 0.0, |round, replicas| match round {

@@ -17,8 +17,8 @@ impl Inputs {
         // if possible.
         let each = self.ready.len() <= self.spare;
         let most = if each { 1 } else { MAX_SEGMENTS };
-        let behind = self.ready.range(self.last.saturating_add(1)..);
-        behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
+        let later = self.ready.range(self.last.saturating_add(1)..);
+        later.chain(self.ready.range(..=self.last)).copied().take(most).collect()
     }
 
     /// Returns whether the unsent part of `input` fits in a request by itself.
@@ -35,8 +35,8 @@ impl Feed for Inputs {
     fn needs(&self) -> usize {
         let next = self.in_turn().into_iter().find_map(|stream| self.streams.get(&stream));
         match next {
-            // The server has consumed nothing of a shorter segment, so the next one gets a whole
-            // request.
+            // The server has consumed nothing of a shorter segment, so the next segment gets an
+            // entire request.
             Some(input) if input.is_refused() => self.whole,
             Some(input) if self.fits_alone(input) => input.next_len(),
             _ => 0,
@@ -55,7 +55,7 @@ impl Feed for Inputs {
             let Some(input) = self.streams.get(&stream) else { continue };
             let (first, left) = (out.len() == start, room - (out.len() - start));
             // A part of the input may be of no use to the server, and the next request has room for
-            // the whole input.
+            // the complete input.
             if !first && input.next_len() > left && (input.is_refused() || self.fits_alone(input)) {
                 break;
             }
@@ -73,14 +73,14 @@ impl Feed for Inputs {
             let full = cut && first && room >= self.whole;
             let ends = input.ends && !cut;
             emit_segment(&continuation, ends, &waiting[..bytes], out);
-            // With a complete input the server can produce any part of the output at once.
+            // With a complete input the server can produce any part of the output immediately.
             let whole = ends && position == 0;
             let region = input.place.region();
             input.unasked = whole.then(|| region.start..region.end.min(region.start + EAGER));
             input.flights.push_back(Flight { parcel, bytes, ends, cut, full });
             self.taken.push(stream);
             self.last = stream;
-            self.look(stream);
+            self.update_ready(stream);
         }
         (out.len() > start).then(|| {
             self.parcel += 1;

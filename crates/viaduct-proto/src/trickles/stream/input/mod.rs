@@ -61,13 +61,14 @@ impl Inputs {
         self.streams.get(&stream).is_some_and(Input::is_writing)
     }
 
-    /// Accepts as much of `data` as fits in `most` bytes; returns the bytes accepted.
+    /// Accepts as much of `data` as fits in a buffer of `most` bytes, and returns the number of
+    /// accepted bytes.
     pub(super) fn write(&mut self, stream: u32, data: &[u8], most: usize) -> usize {
         let taken = self.room(stream, most).min(data.len());
         if let Some(input) = self.streams.get_mut(&stream) {
             input.buffer.extend_from_slice(&data[..taken]);
         }
-        self.look(stream);
+        self.update_ready(stream);
         taken
     }
 
@@ -75,7 +76,7 @@ impl Inputs {
         if let Some(input) = self.streams.get_mut(&stream) {
             input.ends = true;
         }
-        self.look(stream);
+        self.update_ready(stream);
     }
 
     pub(super) fn is_flushed(&self, stream: u32) -> bool {
@@ -91,7 +92,7 @@ impl Inputs {
         if let Some(input) = self.streams.get_mut(&stream) {
             input.kept = kept;
         }
-        self.look(stream);
+        self.update_ready(stream);
     }
 
     /// Counts an output continuation in the answer to `parcel`.
@@ -137,7 +138,7 @@ impl Inputs {
         input.place = *place;
         input.continuation = continuation;
         input.unasked = None;
-        self.look(place.stream);
+        self.update_ready(place.stream);
         self.skip_done();
         true
     }
@@ -151,11 +152,11 @@ impl Inputs {
             input.flights.clear();
             input.unasked = None;
         }
-        self.look(stream);
+        self.update_ready(stream);
         self.skip_done();
     }
 
-    /// Moves a settled parcel's segments, which get no answer any more, back to the unsent input.
+    /// Moves a settled parcel's segments, which will not be answered, back to the unsent input.
     pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
         let mut settled = Vec::new();
         for (&stream, input) in &mut self.streams {
@@ -172,11 +173,11 @@ impl Inputs {
             }
             settled.push(stream);
         }
-        settled.into_iter().for_each(|stream| self.look(stream));
+        settled.into_iter().for_each(|stream| self.update_ready(stream));
         self.skip_done();
     }
 
-    /// Moves all segments in flight back to the unsent input, as no answers will arrive.
+    /// Moves all segments in flight back to the unsent input, because no answers will arrive.
     pub(super) fn forget_flight(&mut self) {
         for input in self.streams.values_mut() {
             input.flights.clear();
@@ -184,7 +185,7 @@ impl Inputs {
             input.unasked = None;
         }
         let streams: Vec<u32> = self.streams.keys().copied().collect();
-        streams.into_iter().for_each(|stream| self.look(stream));
+        streams.into_iter().for_each(|stream| self.update_ready(stream));
         self.skip_done();
     }
 
@@ -200,7 +201,7 @@ impl Inputs {
     }
 
     /// Updates the membership of a stream in `ready`.
-    fn look(&mut self, stream: u32) {
+    fn update_ready(&mut self, stream: u32) {
         if self.streams.get(&stream).is_some_and(Input::is_ready) {
             self.ready.insert(stream);
         } else {

@@ -60,16 +60,16 @@ pub(super) struct Flight {
 }
 
 /// Window of segments in flight. All segments except the first name a place without its
-/// continuation, which the server has just made and may have cached. The window falls to 1 if the
-/// server has not cached the continuation (replicas answer in turn), or if the application does not
-/// consume whole packets.
+/// continuation, which the server has just created and may have cached. The window shrinks, down to
+/// 1, if the server has not cached the continuation (for instance, when replicas answer in turn),
+/// or if the application does not consume complete packets.
 #[derive(Debug)]
 pub(super) struct Reach {
     segments: usize,
     /// Number of segments to be consumed before the window grows.
     wait: u32,
-    /// Value of `wait` after a failure. A failure in a window of one or two segments first doubles
-    /// it; growth of the window halves it.
+    /// Value of `wait` after a failure. A failure in a window of one or two segments first about
+    /// doubles this value; growth of the window halves it.
     backoff: u32,
 }
 
@@ -133,7 +133,7 @@ impl Input {
         more && !self.closed && self.failure.is_none()
     }
 
-    /// Returns whether a further segment may be in flight.
+    /// Returns whether a further segment may be sent.
     fn has_room_ahead(&self) -> bool {
         let (some, to_come) = (self.flights.len(), self.flights.len() * self.yields);
         some < self.reach.segments && self.kept + to_come < ENOUGH
@@ -209,7 +209,7 @@ impl Input {
             self.flights.clear();
             self.reach.shrink();
         }
-        // An earlier request may have had the same bytes without the end.
+        // An earlier request may have carried the same bytes without the end.
         self.closed |= done.is_some_and(|flight| flight.ends && Some(flight.parcel) == parcel);
         true
     }

@@ -1,7 +1,7 @@
 //! Events in the queue of a server. The tests themselves pass messages between client and server.
 
-use super::world::{Habits, digest, endpoint, object, serve, way_back};
-use super::{Config, Failure, HABITS, State, at};
+use super::world::{Behaviour, digest, endpoint, object, serve, way_back};
+use super::{Config, DEFAULT_BEHAVIOUR, Failure, State, at};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 use crate::trickles::standard::{MAIN, Reason};
@@ -39,14 +39,14 @@ fn continuations_of_dropped_secrets_are_reported() {
     for request in hand.requests() {
         server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
     }
-    hand.take(&serve(&mut server, HABITS));
+    hand.take(&serve(&mut server, DEFAULT_BEHAVIOUR));
     // Only the new secret is left, so even the transport continuation is unknown.
     server.server_mut().ring_mut().rotate(9, &[9; 32], 1);
     for _ in 0..100 {
         for request in hand.requests() {
             let _ = server.handle(hand.now, way_back(), &request, usize::MAX);
         }
-        hand.take(&serve(&mut server, HABITS));
+        hand.take(&serve(&mut server, DEFAULT_BEHAVIOUR));
         if let Some(due) = hand.stream.poll_timeout() {
             hand.now = hand.now.max(due);
             hand.stream.handle_timeout(hand.now);
@@ -75,12 +75,13 @@ fn events_of_one_server_are_answered_by_another() {
         let mut altered = collection.clone();
         if let Some(byte) = altered.last_mut() {
             *byte ^= 1;
-            assert_eq!(there.install_events(hand.now, &altered).refused, 1, "the last one");
+            assert_eq!(there.install_events(hand.now, &altered).refused, 1, "the altered event");
             let first = there.waiting();
             let again = there.install_events(hand.now, &collection);
             assert_eq!((again.taken, again.refused), (1, first), "each once");
         }
-        let answers = [serve(&mut here, HABITS), serve(&mut there, HABITS)].concat();
+        let answers =
+            [serve(&mut here, DEFAULT_BEHAVIOUR), serve(&mut there, DEFAULT_BEHAVIOUR)].concat();
         hand.take(&answers);
         read.extend(hand.read(stream));
     }
@@ -131,15 +132,15 @@ fn a_detached_event_is_answered_later_and_a_dropped_one_requested_again() {
     for request in hand.requests() {
         server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
     }
-    hand.take(&serve(&mut server, HABITS));
+    hand.take(&serve(&mut server, DEFAULT_BEHAVIOUR));
     assert_eq!(hand.read(MAIN), object(100, 7));
     assert_eq!(server.stats().dropped, 1);
 }
 
 #[test]
-fn what_is_detached_is_answered_alike() {
+fn detached_events_are_answered_like_others() {
     let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
-    let habits = Habits { detaches: true, ..HABITS };
+    let behaviour = Behaviour { detaches: true, ..DEFAULT_BEHAVIOUR };
     let get = hand.stream.request(b"G200000 7\n", 1 << 20).unwrap();
     let mut wanted = Vec::new();
     let (mut both, mut said) = (0, Vec::new());
@@ -155,18 +156,18 @@ fn what_is_detached_is_answered_alike() {
             let event = crate::trickles::wire::Request::parse(&request).unwrap();
             both += usize::from(event.groups.count() > 0 && !event.data.is_empty());
         }
-        hand.take(&serve(&mut server, habits));
+        hand.take(&serve(&mut server, behaviour));
         wanted.extend(hand.read(get));
     }
     assert!(wanted == object(200_000, 7));
     for (put, digest) in said {
         assert_eq!(hand.read(put), digest.map(u64::to_be_bytes).concat());
     }
-    assert!(both > 2, "asks and inputs in one: {both}");
+    assert!(both > 2, "requests with asks and inputs: {both}");
 }
 
 #[test]
-fn the_queue_has_an_end_and_keeps_nothing_of_what_was_answered() {
+fn the_queue_is_bounded_and_keeps_no_answered_events() {
     let mut server = endpoint(at(0.0));
     for n in 0..1_500 {
         let mut stream = Stream::open(Config::default(), n, at(1.0));
@@ -175,7 +176,7 @@ fn the_queue_has_an_end_and_keeps_nothing_of_what_was_answered() {
         server.handle(at(1.0), way_back(), &open, usize::MAX).unwrap();
     }
     assert_eq!((server.waiting(), server.stats().overflowed), (1_000, 500));
-    assert_eq!(serve(&mut server, HABITS).len(), 1_000);
+    assert_eq!(serve(&mut server, DEFAULT_BEHAVIOUR).len(), 1_000);
     assert_eq!(server.waiting(), 0);
 }
 
@@ -188,7 +189,7 @@ fn a_closed_connection_is_reported() {
         for request in hand.requests() {
             server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
         }
-        hand.take(&serve(&mut server, HABITS));
+        hand.take(&serve(&mut server, DEFAULT_BEHAVIOUR));
     }
     assert_eq!(hand.read(MAIN), object(100, 7));
     hand.stream.close();

@@ -6,8 +6,7 @@ use super::{Failure, State, at};
 use crate::trickles::api::{Endpoint, Input, Reply};
 use crate::trickles::standard::{MAIN, Place, Reason, Valid};
 
-/// Exchanges messages between `server`, which answers with `reply`, and `hand`, until there are
-/// none left.
+/// Exchanges messages between `server`, which answers with `reply`, and `hand`, for 20 rounds.
 fn answer(server: &mut Endpoint, hand: &mut ByHand, reply: impl Fn(&Input, &mut Reply)) {
     for _ in 0..20 {
         for request in hand.requests() {
@@ -34,7 +33,7 @@ fn all(input: &Input) -> Place {
 }
 
 #[test]
-fn a_stream_with_bytes_that_nothing_yields_fails_and_does_not_wait_for_ever() {
+fn a_stream_fails_if_no_continuation_yields_its_missing_bytes() {
     type Says = fn(&Input, &mut Reply);
     let missing = State::Failed(Failure::Missing);
     let cases: [(&str, Says, State); 4] = [
@@ -78,7 +77,7 @@ fn a_stream_with_bytes_that_nothing_yields_fails_and_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_server_that_gives_continuations_without_end_is_not_gone_on_with() {
+fn a_stream_fails_if_the_server_sends_continuations_without_end() {
     let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
     hand.stream.write(MAIN, &[b'x'; 100_000]);
     // No continuation yields the next byte, so nothing can be requested, and only more input may
@@ -97,7 +96,7 @@ fn a_server_that_gives_continuations_without_end_is_not_gone_on_with() {
 }
 
 #[test]
-fn input_that_is_never_taken_fails_though_all_output_has_arrived() {
+fn a_stream_fails_if_its_input_is_never_consumed_although_all_output_has_arrived() {
     let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
     hand.stream.write(MAIN, &[b'x'; 100_000]);
     for _ in 0..20 {

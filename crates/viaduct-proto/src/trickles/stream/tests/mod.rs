@@ -12,10 +12,10 @@ use crate::rng::Rng;
 use crate::sim::{self, Sim};
 use crate::time::{Duration, Instant};
 use crate::trickles::standard::MAIN;
-use world::{Browser, Habits, Node, digest, endpoint, object};
+use world::{Behaviour, Browser, Node, digest, endpoint, object};
 
-const HABITS: Habits = Habits {
-    mouthful: usize::MAX,
+const DEFAULT_BEHAVIOUR: Behaviour = Behaviour {
+    max_consumed: usize::MAX,
     knows_length: true,
     longest: [usize::MAX; 2],
     fits: false,
@@ -33,11 +33,11 @@ struct World {
 }
 
 impl World {
-    fn new(browser: Browser, habits: Habits, link: &str, seed: u64) -> World {
+    fn new(browser: Browser, behaviour: Behaviour, link: &str, seed: u64) -> World {
         let mut sim = Sim::new();
         let client = sim.add(Node::Client(Box::new(browser)));
         let (endpoint, out) = (Box::new(endpoint(Instant::ZERO)), Default::default());
-        let server = sim.add(Node::Server { endpoint, habits, now: Instant::ZERO, out });
+        let server = sim.add(Node::Server { endpoint, behaviour, now: Instant::ZERO, out });
         let link: LinkConfig = link.parse().unwrap();
         sim.connect_both((client, 0), (server, 0), &link, seed);
         World { sim, client, server }
@@ -78,7 +78,7 @@ const LINKS: [&str; 5] = [
 ];
 
 #[test]
-fn lines_in_objects_out_as_over_a_socket() {
+fn the_main_stream_answers_lines_with_objects_in_order() {
     for (n, link) in LINKS.into_iter().enumerate() {
         let mut rng = Rng::from_seed(n as u64);
         let (mut lines, mut expected) = (b"G".to_vec(), Vec::new());
@@ -87,8 +87,8 @@ fn lines_in_objects_out_as_over_a_socket() {
             lines.extend(format!("{length} {seed}\n").bytes());
             expected.extend(object(length, seed));
         }
-        let habits = Habits { mouthful: 40, ..HABITS };
-        let mut world = World::new(Browser::new(Config::default()), habits, link, n as u64);
+        let behaviour = Behaviour { max_consumed: 40, ..DEFAULT_BEHAVIOUR };
+        let mut world = World::new(Browser::new(Config::default()), behaviour, link, n as u64);
         world.browser().write(MAIN, lines);
         world.finish(MAIN, 200.0);
         assert!(world.browser().read[0] == expected, "{link}");
@@ -96,24 +96,24 @@ fn lines_in_objects_out_as_over_a_socket() {
 }
 
 #[test]
-fn what_is_consumed_is_never_more_than_a_digest_and_arrives_whole() {
+fn an_upload_arrives_complete_and_is_answered_with_its_digest() {
     for (n, link) in LINKS.into_iter().enumerate() {
         let mut data = vec![b'U'];
         data.extend(object(1_000 + 60_000 / (n as u64 + 1), 5));
-        for mouthful in [usize::MAX, 300] {
-            let habits = Habits { mouthful, ..HABITS };
-            let mut world = World::new(Browser::new(Config::default()), habits, link, n as u64);
+        for max_consumed in [usize::MAX, 300] {
+            let behaviour = Behaviour { max_consumed, ..DEFAULT_BEHAVIOUR };
+            let mut world = World::new(Browser::new(Config::default()), behaviour, link, n as u64);
             world.browser().write(MAIN, data.clone());
             world.finish(MAIN, 400.0);
             let said = digest(&data[1..], [0; 2]).map(u64::to_be_bytes).concat();
-            assert!(world.browser().read[0] == said, "{link}, {mouthful} at a time");
+            assert!(world.browser().read[0] == said, "{link}, {max_consumed} at a time");
         }
     }
 }
 
 /// At one packet per round trip the upload would take 15 s.
 #[test]
-fn a_long_upload_has_as_much_on_its_way_as_a_download() {
+fn a_long_upload_has_many_packets_in_flight() {
     let data = [b"U".to_vec(), object(400_000, 5)].concat();
     let said = digest(&data[1..], [0; 2]).map(u64::to_be_bytes).concat();
     for (link, most) in [
@@ -121,7 +121,7 @@ fn a_long_upload_has_as_much_on_its_way_as_a_download() {
         ("rate=20M,delay=25ms,queue=400kB,loss=1%", 8.0),
         ("rate=20M,delay=25ms,queue=400kB,reorder=5%:10ms", 15.0),
     ] {
-        let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+        let mut world = World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, link, 3);
         world.browser().write(MAIN, data.clone());
         let took = world.finish(MAIN, 60.0).as_secs_f64();
         assert!(world.browser().read[0] == said, "{link}");
@@ -135,8 +135,8 @@ fn several_inputs_and_many_requests_share_a_connection() {
     for knows_length in [true, false] {
         for (n, link) in LINKS.into_iter().enumerate() {
             let mut rng = Rng::from_seed(n as u64);
-            let habits = Habits { mouthful: 400, knows_length, ..HABITS };
-            let mut world = World::new(Browser::new(Config::default()), habits, link, n as u64);
+            let behaviour = Behaviour { max_consumed: 400, knows_length, ..DEFAULT_BEHAVIOUR };
+            let mut world = World::new(Browser::new(Config::default()), behaviour, link, n as u64);
             let browser = world.browser();
             browser.write(MAIN, b"G".to_vec());
             let upload: Vec<u8> = [b"U".to_vec(), object(8_000, 9)].concat();
@@ -150,7 +150,7 @@ fn several_inputs_and_many_requests_share_a_connection() {
             for seed in 4..=30 {
                 let length = [0, 1, 1_300, 20_000, 60_000][rng.below(5) as usize];
                 let line = format!("G{length} {seed}\n");
-                // Some regions are just large enough.
+                // Every third request reserves exactly the length of its object.
                 let reserve = if seed % 3 == 0 { length } else { 1 << 40 };
                 let stream = browser.stream.request(line.as_bytes(), reserve).unwrap();
                 assert_eq!(u64::from(stream), seed);
@@ -167,10 +167,10 @@ fn several_inputs_and_many_requests_share_a_connection() {
 
 /// Ten outstanding objects of 20 kB fill the link, although each is smaller than the window.
 #[test]
-fn parallel_requests_fill_a_link_that_one_at_a_time_do_not() {
+fn parallel_requests_fill_a_link_that_serial_requests_do_not() {
     let took = |parallel: bool| {
         let link = "rate=20M,delay=25ms,queue=400kB";
-        let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+        let mut world = World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, link, 3);
         let mut lines = b"G".to_vec();
         for seed in 1..=100 {
             if parallel {
@@ -188,15 +188,15 @@ fn parallel_requests_fill_a_link_that_one_at_a_time_do_not() {
         done.as_secs_f64()
     };
     let (parallel, serial) = (took(true), took(false));
-    println!("2 MB in 20 kB: {parallel:.2} s in parallel, {serial:.2} s one after the other");
+    println!("2 MB in objects of 20 kB: {parallel:.2} s in parallel, {serial:.2} s one at a time");
     // The link takes 0.8 s; slow start takes the rest.
     assert!(parallel < 1.8 && parallel < serial / 2.0, "{parallel} {serial}");
 }
 
 #[test]
-fn a_small_object_comes_with_the_first_answer() {
+fn a_small_object_arrives_with_the_first_answer() {
     let link = "delay=50ms";
-    let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+    let mut world = World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, link, 3);
     world.browser().write(MAIN, b"G1000 7\n".to_vec());
     world.sim.run_until(at(0.105));
     world.browser().pump();
@@ -204,10 +204,13 @@ fn a_small_object_comes_with_the_first_answer() {
     world.finish(MAIN, 1.0);
 }
 
-/// With an open window, output is requested by repeating the input, before there is a continuation.
+/// Once an earlier transfer has opened the window, the client repeats the input of a new request in
+/// further requests, each of which asks for another part of the output. So the object arrives in
+/// one round trip, before the client has an output continuation.
 #[test]
-fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twice() {
-    let mut world = World::new(Browser::new(Config::default()), HABITS, "rate=100M,delay=50ms", 3);
+fn with_an_open_window_an_object_arrives_once_and_in_one_round_trip() {
+    let mut world =
+        World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, "rate=100M,delay=50ms", 3);
     world.browser().write(MAIN, b"G400000 7\n".to_vec());
     world.finish(MAIN, 5.0);
     // Wait until the transfer that opened the window has ended.
@@ -233,12 +236,12 @@ fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twi
     }
 }
 
-/// Like TCP with ten outstanding requests on a connection.
+/// The throughput must be close to that of TCP with ten outstanding requests per connection.
 #[test]
-fn ten_outstanding_requests_fill_a_link_or_bring_ten_objects_a_round_trip() {
+fn ten_outstanding_requests_fill_a_link_or_deliver_ten_objects_per_round_trip() {
     for (delay, least) in [(5, 0.85), (20, 0.85)] {
         let link = format!("rate=100M,delay={delay}ms,queue=1250kB");
-        let mut world = World::new(Browser::new(Config::default()), HABITS, &link, 3);
+        let mut world = World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, &link, 3);
         let (mut asked, mut done, mut open) = (0_u64, 0_u64, Vec::new());
         let mut early = 0;
         for tick in 1..=3_000 {
@@ -272,7 +275,7 @@ fn unread_data_stops_further_requests() {
     let config = Config { window: 100_000, ..Config::default() };
     let mut browser = Browser::new(config);
     browser.slow = Some(Rng::from_seed(4));
-    let mut world = World::new(browser, HABITS, LINKS[0], 3);
+    let mut world = World::new(browser, DEFAULT_BEHAVIOUR, LINKS[0], 3);
     world.browser().write(MAIN, b"G3000000 7\n".to_vec());
     let mut sent = 0;
     for step in 1..=20 {
@@ -289,8 +292,8 @@ fn unread_data_stops_further_requests() {
 }
 
 #[test]
-fn an_output_longer_than_what_was_reserved_is_no_end() {
-    let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 3);
+fn an_output_longer_than_its_reservation_fails_with_too_long() {
+    let mut world = World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, LINKS[0], 3);
     let stream = world.browser().stream.request(b"G5000 7\n", 3_000).unwrap();
     world.sim.run_until(at(1.0));
     world.browser().pump();
@@ -299,9 +302,9 @@ fn an_output_longer_than_what_was_reserved_is_no_end() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_given_up() {
+fn a_connection_to_an_unresponsive_server_times_out() {
     let config = Config { give_up: Duration::from_secs(20), ..Config::default() };
-    let mut world = World::new(Browser::new(config), HABITS, "loss=100%", 3);
+    let mut world = World::new(Browser::new(config), DEFAULT_BEHAVIOUR, "loss=100%", 3);
     world.browser().write(MAIN, b"G5000 7\n".to_vec());
     world.sim.run_until(at(19.0));
     assert_eq!(world.browser().stream.state(MAIN), State::Open);
@@ -310,10 +313,10 @@ fn a_server_that_is_gone_is_given_up() {
 }
 
 #[test]
-fn a_way_that_is_too_narrow_and_says_nothing_is_found_out_in_two_seconds() {
+fn an_mtu_black_hole_is_detected_within_two_seconds() {
     for longest in [[1_100, 1_100], [1_100, usize::MAX], [usize::MAX, 1_100]] {
-        let habits = Habits { longest, ..HABITS };
-        let mut world = World::new(Browser::new(Config::default()), habits, LINKS[0], 1);
+        let behaviour = Behaviour { longest, ..DEFAULT_BEHAVIOUR };
+        let mut world = World::new(Browser::new(Config::default()), behaviour, LINKS[0], 1);
         world.browser().write(MAIN, b"G100000 1\n".to_vec());
         let took = world.finish(MAIN, 2.5);
         assert!(world.browser().read[0] == object(100_000, 1), "{longest:?}");
@@ -322,10 +325,10 @@ fn a_way_that_is_too_narrow_and_says_nothing_is_found_out_in_two_seconds() {
 }
 
 #[test]
-fn answers_fit_a_way_back_of_which_the_server_knows() {
+fn answers_fit_a_return_path_whose_mtu_the_server_knows() {
     for back in [1_390, 1_100, 500] {
-        let habits = Habits { longest: [usize::MAX, back], fits: true, ..HABITS };
-        let mut world = World::new(Browser::new(Config::default()), habits, LINKS[0], 1);
+        let behaviour = Behaviour { longest: [usize::MAX, back], fits: true, ..DEFAULT_BEHAVIOUR };
+        let mut world = World::new(Browser::new(Config::default()), behaviour, LINKS[0], 1);
         world.browser().write(MAIN, b"G100000 1\n".to_vec());
         world.finish(MAIN, 1.0);
         assert!(world.browser().read[0] == object(100_000, 1), "{back}");
@@ -334,24 +337,26 @@ fn answers_fit_a_way_back_of_which_the_server_knows() {
 }
 
 #[test]
-fn a_way_that_becomes_too_narrow_in_mid_transfer_is_found_out() {
-    let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 1);
+fn an_mtu_black_hole_that_begins_during_a_transfer_is_detected() {
+    let mut world = World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, LINKS[0], 1);
     world.browser().write(MAIN, b"G10000000 1\n".to_vec());
     world.sim.run_until(at(0.3));
-    let Node::Server { habits, .. } = world.sim.node_mut(world.server) else { panic!("a server") };
-    habits.longest = [1_100; 2];
+    let Node::Server { behaviour, .. } = world.sim.node_mut(world.server) else {
+        panic!("a server")
+    };
+    behaviour.longest = [1_100; 2];
     assert!(world.browser().read[0].len() < 9_000_000);
     world.finish(MAIN, 8.0);
     assert!(world.browser().read[0] == object(10_000_000, 1));
 }
 
 #[test]
-fn a_client_that_was_silent_goes_on_with_a_first_window() {
+fn a_client_resumes_with_the_initial_window_after_a_silence() {
     // One silence is longer than the idle time after which a client restarts, the other far beyond
     // the replay horizon. With a first window of 10 packets, 65 packets arrive in 0.15 s; with one
     // of 1 packet, they do not.
     for silence in [15.0, 300.0] {
-        let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 3);
+        let mut world = World::new(Browser::new(Config::default()), DEFAULT_BEHAVIOUR, LINKS[0], 3);
         let client = world.client;
         let first = world.browser().stream.request(b"G9000 7\n", 1 << 30).unwrap();
         world.sim.run_until(at(silence));

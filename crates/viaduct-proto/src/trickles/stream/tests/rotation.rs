@@ -2,15 +2,15 @@
 //! differ.
 
 use super::events::ByHand;
-use super::world::{Browser, Habits, Node, endpoint, object, serve, way_back};
-use super::{HABITS, World, at};
+use super::world::{Behaviour, Browser, Node, endpoint, object, serve, way_back};
+use super::{DEFAULT_BEHAVIOUR, World, at};
 use crate::time::Duration;
 use crate::trickles::api::Endpoint;
 use crate::trickles::stream::{Config, State};
 
 const LENGTH: u64 = 400_000;
 
-/// A secret; number 1 is the first one of [`endpoint`].
+/// The secret with this number; 1 is the secret of [`endpoint`].
 fn secret(number: u8) -> [u8; 32] {
     [if number == 1 { 3 } else { number }; 32]
 }
@@ -53,7 +53,7 @@ fn secrets_are_rotated_between_a_request_and_its_answer() {
                 let number = 2 + round / apart;
                 server.server_mut().ring_mut().rotate(number, &secret(number), 50);
             }
-            serve(&mut server, Habits { detaches, ..HABITS })
+            serve(&mut server, Behaviour { detaches, ..DEFAULT_BEHAVIOUR })
         });
         let stats = server.server().stats();
         assert_eq!((stats.refused(), stats.moved), (0, 0), "{stats:?}");
@@ -75,7 +75,7 @@ fn an_event_is_answered_by_a_server_whose_newest_secret_is_another() {
             let count =
                 here.extract_events(hand.now, usize::MAX, |_| round % 4 != 1, &mut collection);
             assert_eq!(there.install_events(hand.now, &collection).taken, count);
-            [serve(&mut here, HABITS), serve(&mut there, HABITS)].concat()
+            [serve(&mut here, DEFAULT_BEHAVIOUR), serve(&mut there, DEFAULT_BEHAVIOUR)].concat()
         });
         assert_eq!((here.server().stats().refused(), here.server().stats().moved), (0, 0));
         assert!(there.stats().installed > 20);
@@ -90,7 +90,7 @@ fn an_event_whose_secret_is_gone_is_counted_and_not_answered() {
     let mut server = endpoint(at(0.0));
     server.handle(hand.now, way_back(), &open, usize::MAX).unwrap();
     give(&mut server, &[2]);
-    assert!(serve(&mut server, HABITS).is_empty());
+    assert!(serve(&mut server, DEFAULT_BEHAVIOUR).is_empty());
     assert_eq!((server.stats().outlived, server.stats().sent), (1, 0));
     // A server that can decrypt the event, but cannot answer it, does not accept it either.
     let (mut here, mut there) = (endpoint(at(0.0)), endpoint(at(0.0)));
@@ -111,8 +111,8 @@ fn a_download_outlives_the_secret_that_it_began_with() {
 /// Fetches an object while secrets are rotated. The server detaches requests if `detaches`.
 fn outlives(detaches: bool) {
     let link = "rate=20M,delay=10ms,queue=200kB";
-    let habits = Habits { detaches, ..HABITS };
-    let mut world = World::new(Browser::new(Config::default()), habits, link, 3);
+    let behaviour = Behaviour { detaches, ..DEFAULT_BEHAVIOUR };
+    let mut world = World::new(Browser::new(Config::default()), behaviour, link, 3);
     let stream = world.browser().stream.request(b"G10000000 7\n", 1 << 30).unwrap();
     // The second secret is added as the newest one; the third replaces the first.
     for (seconds, number) in [(1.0, 2), (2.0, 3)] {

@@ -117,7 +117,7 @@ fn parallel_requests_of_which_one_would_be_cut_are_all_answered() {
 }
 
 #[test]
-fn a_line_that_asks_leave_no_room_for_goes_again_without_them() {
+fn an_input_for_which_asks_leave_no_room_is_sent_again_without_asks() {
     let size = 200_000;
     let length = response(size);
     // Either the head, or only the request line, fits in a message by itself.

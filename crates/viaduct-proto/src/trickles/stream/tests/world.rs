@@ -63,25 +63,25 @@ impl Files for Objects {
 
 /// Behaviour of the server.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Habits {
+pub(super) struct Behaviour {
     /// Maximum number of bytes that the server consumes of a packet.
-    pub(super) mouthful: usize,
+    pub(super) max_consumed: usize,
     /// True if the server knows the length of an object before it has sent the object.
     pub(super) knows_length: bool,
-    /// Path MTU in bytes of messages, to the server and back.
+    /// Maximum length of messages that the path delivers, to the server and back, in bytes.
     pub(super) longest: [usize; 2],
-    /// True if the server knows these path MTUs.
+    /// True if the server knows the limit of the path back.
     pub(super) fits: bool,
     /// True if the server detaches requests before it answers.
     pub(super) detaches: bool,
 }
 
 /// The application: a function of the event.
-fn answer(ring: &KeyRing, event: &Minisocket, habits: Habits) -> Reply {
+fn answer(ring: &KeyRing, event: &Minisocket, behaviour: Behaviour) -> Reply {
     let mut reply = Reply::default();
     for input in event.inputs(ring) {
         match input {
-            Ok(input) => read(&input, habits, &mut reply),
+            Ok(input) => read(&input, behaviour, &mut reply),
             Err(strange) => {
                 reply.reset(strange.stream, Reason::Unknown);
             }
@@ -102,7 +102,7 @@ fn answer(ring: &KeyRing, event: &Minisocket, habits: Habits) -> Reply {
     reply
 }
 
-fn read(input: &Input, habits: Habits, reply: &mut Reply) {
+fn read(input: &Input, behaviour: Behaviour, reply: &mut Reply) {
     let place = input.place;
     let (tag, known, bytes, skipped) = match (input.state.split_first(), input.bytes) {
         (Some((&tag, known)), bytes) => (tag, known, bytes, 0),
@@ -114,7 +114,7 @@ fn read(input: &Input, habits: Habits, reply: &mut Reply) {
     };
     if tag == b'U' {
         let so_far = words(known).unwrap_or_default();
-        let taken = &bytes[..bytes.len().min(habits.mouthful)];
+        let taken = &bytes[..bytes.len().min(behaviour.max_consumed)];
         let digest = digest(taken, so_far);
         if input.ends && taken.len() == bytes.len() {
             let said: Vec<u8> = digest.map(u64::to_be_bytes).concat();
@@ -136,7 +136,7 @@ fn read(input: &Input, habits: Habits, reply: &mut Reply) {
     }
     let [at] = words(known).unwrap_or([place.start]);
     let line = bytes.iter().position(|&byte| byte == b'\n');
-    let Some(line) = line.filter(|&line| line < habits.mouthful) else {
+    let Some(line) = line.filter(|&line| line < behaviour.max_consumed) else {
         if input.ends {
             let valid = Valid { stream: place.stream, start: at, end: at, last: true, leave: 0 };
             reply.closed(place.stream, place.position + skipped + bytes.len() as u64);
@@ -157,14 +157,20 @@ fn read(input: &Input, habits: Habits, reply: &mut Reply) {
     } else {
         reply.input(next, state(b'G', &[at + length]));
     }
-    yield_object(&place, [length, seed, at], last, habits, reply);
+    yield_object(&place, [length, seed, at], last, behaviour, reply);
 }
 
-fn yield_object(place: &Place, object: [u64; 3], last: bool, habits: Habits, reply: &mut Reply) {
+fn yield_object(
+    place: &Place,
+    object: [u64; 3],
+    last: bool,
+    behaviour: Behaviour,
+    reply: &mut Reply,
+) {
     let [length, seed, start] = object;
     let fits = length.min(place.region().end - start);
-    let end = if habits.knows_length { start + fits } else { place.region().end };
-    let last_known = last && habits.knows_length && fits == length;
+    let end = if behaviour.knows_length { start + fits } else { place.region().end };
+    let last_known = last && behaviour.knows_length && fits == length;
     let valid = Valid { stream: place.stream, start, end, last: last_known, leave: 0 };
     let pieces = vec![Piece::File { file: seed, offset: 0, length: fits }];
     let ends = last && fits == length;
@@ -203,18 +209,18 @@ pub(super) fn way_back() -> Return {
 }
 
 /// Answers all events in the queue.
-pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
+pub(super) fn serve(endpoint: &mut Endpoint, behaviour: Behaviour) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     while let Some(mut event) = endpoint.poll_event() {
         if event.kind() == Kind::Close {
             endpoint.drop_event(event);
             continue;
         }
-        if habits.fits {
-            event.fit(habits.longest[1]);
+        if behaviour.fits {
+            event.fit(behaviour.longest[1]);
         }
-        let reply = answer(endpoint.ring(), &event, habits);
-        if habits.detaches {
+        let reply = answer(endpoint.ring(), &event, behaviour);
+        if behaviour.detaches {
             event.forget_request();
         }
         endpoint.send(event, &reply, &mut Objects, |_, message| out.push(message.to_vec()));
@@ -222,7 +228,7 @@ pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
     out
 }
 
-/// A client, with the data that it is to write, and the data that it has read.
+/// A client, the data still to be written, and the data that was read.
 #[derive(Debug)]
 pub(super) struct Browser {
     pub(super) stream: Stream,
@@ -245,7 +251,7 @@ impl Browser {
         }
     }
 
-    /// Writes all of `data` to a stream, as far as there is room, and then ends the stream.
+    /// Queues `data` to be written to a stream, which then ends.
     pub(super) fn write(&mut self, stream: u32, data: Vec<u8>) {
         self.to_write.push_back((stream, data));
         self.pump();
@@ -277,7 +283,7 @@ impl Browser {
 #[derive(Debug)]
 pub(super) enum Node {
     Client(Box<Browser>),
-    Server { endpoint: Box<Endpoint>, habits: Habits, now: Instant, out: VecDeque<Vec<u8>> },
+    Server { endpoint: Box<Endpoint>, behaviour: Behaviour, now: Instant, out: VecDeque<Vec<u8>> },
 }
 
 impl Node {
@@ -300,13 +306,13 @@ impl Machine for Node {
                 browser.stream.handle(now, &packet);
                 browser.pump();
             }
-            Node::Server { endpoint, habits, now: clock, out } => {
+            Node::Server { endpoint, behaviour, now: clock, out } => {
                 *clock = now;
-                let [there, back] = habits.longest;
+                let [there, back] = behaviour.longest;
                 if packet.len() <= there {
                     let _ = endpoint.handle(now, way_back(), &packet, usize::MAX);
                 }
-                let answers = serve(endpoint, *habits).into_iter();
+                let answers = serve(endpoint, *behaviour).into_iter();
                 out.extend(answers.filter(|answer| answer.len() <= back));
             }
         }
