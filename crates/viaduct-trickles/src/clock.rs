@@ -37,7 +37,7 @@ mod tests {
     use viaduct_proto::time::Duration;
 
     #[test]
-    fn the_clock_is_the_time_of_day_and_advances_where_that_goes_back() {
+    fn the_clock_follows_the_time_of_day_and_advances_if_it_is_set_back() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let mut clock = Clock::new(at(1_000), at(5));
         assert_eq!(clock.advance(at(1_010), at(15)), at(1_010));

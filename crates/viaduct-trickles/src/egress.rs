@@ -19,7 +19,7 @@ use crate::stats::PortStats;
 /// The kernel's path MTU may come from a forged ICMP message, and the kernel's minimum for IPv4 is
 /// 552 bytes. Datagrams must not exceed the kernel's path MTU. Packets in TCP's format may exceed
 /// it, because their socket ignores it ([`RawSockets::ignore_path_mtu`]). So for them a value below
-/// 1,280 bytes counts as 1,280, unless the interface refuses packets of this length, too.
+/// 1,280 bytes counts as 1,280, unless the interface refuses even packets of this length.
 #[derive(Debug)]
 pub(crate) struct Egress {
     raw: Option<RawSockets>,
@@ -47,7 +47,7 @@ impl Egress {
         self.mtu(Format::Tcp, ip).min(self.mtu(Format::Udp, ip))
     }
 
-    /// Queues a whole IP packet. Without a raw socket of its family, the packet is dropped and
+    /// Queues a complete IP packet. Without a raw socket of its family, the packet is dropped and
     /// counted as refused.
     pub(crate) fn packet(&mut self, packet: &[u8], to: IpAddr) {
         if self.raw.as_ref().and_then(|raw| raw.socket(to.is_ipv4())).is_none() {
@@ -101,20 +101,20 @@ impl Egress {
         }
     }
 
-    /// Records an ICMP error about packets to `ip`; true if the MTU is less than before.
+    /// Records an ICMP error about packets to `ip`. Returns whether the MTU has decreased.
     pub(crate) fn too_big(&mut self, ip: IpAddr, mtu: usize) -> bool {
         self.stats.too_big += 1;
         self.record(ip, [mtu; 2])
     }
 
-    /// Records the MTU that peer `ip` states, raised to the minimum if it is lower, as the value
-    /// may be forged. Returns whether the recorded MTU is less than the present value.
+    /// Records the MTU that peer `ip` states, raised to the minimum if it is lower, because the
+    /// value may be forged. Returns whether the MTU has decreased.
     pub(crate) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
         self.record(ip, [mtu.max(least(ip)); 2])
     }
 
-    /// Records the kernel's path MTU to `ip`: that of the interface, or one reported by a router.
-    /// Returns whether it is less than the present value.
+    /// Records the kernel's path MTU to `ip`: the MTU of the interface, or an MTU reported by a
+    /// router. Returns whether the MTU has decreased.
     pub(crate) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
         mmsg::path_mtu(ip).is_ok_and(|mtu| self.learn_reported(ip, mtu))
     }
@@ -141,8 +141,8 @@ impl Egress {
         }
     }
 
-    /// Records the path MTUs of both formats, of which that of datagrams is the lower one. Returns
-    /// whether it is less than the present value.
+    /// Records the path MTUs of both formats. The MTU of datagrams is never the higher one. Returns
+    /// whether it has decreased.
     fn record(&mut self, ip: IpAddr, [tcp, udp]: [usize; 2]) -> bool {
         let (now, [packets, datagrams]) = (now(), &mut self.paths);
         packets.learn(now, ip, tcp);
@@ -164,12 +164,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reported_mtu_below_1280_bytes_counts_for_datagrams_alone() {
+    fn a_reported_mtu_below_1280_bytes_counts_only_for_datagrams() {
         let (mut egress, ip) = (Egress::new(None, None, 1500), IpAddr::from([192, 0, 2, 1]));
         assert!(egress.learn_reported(ip, 552));
         let mtus = |egress: &Egress| [Format::Tcp, Format::Udp].map(|of| egress.mtu(of, ip));
         assert_eq!(mtus(&egress), [1280, 552]);
-        // The interface refuses packets of 1,280 bytes, too.
+        // The interface refuses even packets of 1,280 bytes.
         egress.learn_of_interface(ip, 1000);
         assert_eq!(mtus(&egress), [1000, 552]);
     }

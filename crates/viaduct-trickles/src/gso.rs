@@ -1,6 +1,6 @@
 //! GSO for answers: consecutive queued answers in TCP's format to one client are sent as one
 //! packet, a [`run`], which the kernel splits as late as possible. This takes less CPU time than
-//! sending single packets.
+//! sending the packets individually.
 //!
 //! ```text
 //!   Outbox   A1 B1 A2 A3 b C1 B2     to clients A, B, C; b (to B) is shorter
@@ -8,8 +8,8 @@
 //!   the rest B1 b C1 B2              over the raw socket, one by one
 //! ```
 //!
-//! Packets to a client are not reordered: after a packet that is sent singly, all later packets of
-//! the batch to this client are sent singly, too.
+//! Packets to a client are not reordered: after a packet that is sent individually, all later
+//! packets of the batch to this client are sent individually as well.
 
 use std::io;
 use std::net::IpAddr;
@@ -22,9 +22,9 @@ use viaduct_sys::socket::mmsg::Outbox;
 
 use crate::lookup_cache::LookupCache;
 
-/// Maximum number of packets in a run. A full queue drops whole runs, so runs are limited.
+/// Maximum number of packets in a run. A full queue drops entire runs, so their length is limited.
 pub(crate) const MAX_PACKETS: usize = 16;
-/// Minimum number of packets in a run; for fewer, a run does not save time.
+/// Minimum number of packets in a run; a shorter run saves no time.
 const MIN_PACKETS: usize = 3;
 
 /// Sender of GSO runs.
@@ -65,7 +65,7 @@ impl GsoSender {
             if self.send(now, to.ip(), &together) {
                 run.into_iter().for_each(|at| gone[at] = true);
             } else {
-                // Later packets to this client are sent singly, too.
+                // Later packets to this client are sent individually as well.
                 over.push(run[0]);
             }
         }
@@ -74,8 +74,8 @@ impl GsoSender {
         sent
     }
 
-    /// Sends `packets` as a run. Returns false if this fails: the caller then sends them singly,
-    /// and only the errors of these sends are counted.
+    /// Sends `packets` as a run. Returns false if this fails: the caller then sends them
+    /// individually, and only the errors of these sends are counted.
     fn send(&mut self, now: Instant, to: IpAddr, packets: &[&[u8]]) -> bool {
         let Some((hop, mtu)) = self.hop(now, to) else { return false };
         if packets[0].len() > mtu {
@@ -95,10 +95,10 @@ impl GsoSender {
     /// Next-hop lookup for `ip`: output interface, link-layer address and MTU.
     fn hop(&mut self, now: Instant, ip: IpAddr) -> Option<(NextHop, usize)> {
         let GsoSender { hops, routes, next_hops, .. } = self;
-        let way = routes.get(now, ip, || hops.route(ip).unwrap_or(None))?;
-        let neighbour = (way.interface, way.via);
-        let hop = next_hops.get(now, neighbour, || hops.next_hop(way).unwrap_or(None))?;
-        Some((hop, way.mtu.map_or(hop.mtu, |mtu| mtu.min(hop.mtu))))
+        let route = routes.get(now, ip, || hops.route(ip).unwrap_or(None))?;
+        let neighbour = (route.interface, route.via);
+        let hop = next_hops.get(now, neighbour, || hops.next_hop(route).unwrap_or(None))?;
+        Some((hop, route.mtu.map_or(hop.mtu, |mtu| mtu.min(hop.mtu))))
     }
 }
 
@@ -119,13 +119,14 @@ fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
 
 struct Peer {
     run: Vec<usize>,
-    /// True if the remaining packets are sent singly.
+    /// True if the remaining packets are sent individually.
     is_over: bool,
 }
 
 impl Peer {
-    /// Adds a packet. If it does not continue the present run, the run is moved to `runs`. If that
-    /// run is too short, this packet and all later ones to the peer are sent singly instead.
+    /// Adds a packet. If it does not continue the current run, the run is moved to `runs`. If that
+    /// run is too short, this packet and all later packets to the peer are sent individually
+    /// instead.
     fn add(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
         let (first, count) = (packets[self.run[0]], self.run.len());
         let joins = count < MAX_PACKETS && run::goes_on(first, count, packets[at]);
@@ -181,8 +182,8 @@ mod tests {
         let packets: Vec<_> =
             queued.into_iter().map(|(port, bytes, seq)| packet(port, bytes, seq)).collect();
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
-        // The short packet to client 2 and the later ones to it are sent singly; client 4 has only
-        // two packets.
+        // The short packet to client 2 and the later packets to client 2 are sent individually;
+        // client 4 has only two packets.
         assert_eq!(sort(&packets), [vec![0, 2, 7], vec![3, 9, 10]]);
         let many: Vec<_> = (0..40).map(|n| packet(1, 30, n * 30)).collect();
         let many: Vec<&[u8]> = many.iter().map(Vec::as_slice).collect();

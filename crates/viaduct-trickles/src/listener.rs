@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   loop:   poll as_fd()
-//!           turn(each)              answers each event at once, without the queue
+//!           turn(each)              answers each event immediately, without the queue
 //!     or    fetch(); endpoint().poll_event(); send(event, reply)      queues events
 //!           reload_secrets()        from time to time: reads the file again if it has changed
 //! ```
@@ -24,7 +24,7 @@ use viaduct_proto::trickles::server::{Server, Settings};
 use crate::clock::Clock;
 use crate::{Answers, PortStats, Secrets, ServerPort, ServerSettings, egress};
 
-/// Maximum age of a continuation; a client with an older one restarts.
+/// Maximum age of a continuation; a client with an older continuation restarts.
 const HORIZON: Duration = Duration::from_secs(30);
 /// Maximum number of events in the queue, as many as arrive in a tenth of a second at full speed.
 const QUEUE: usize = 16_384;
@@ -41,8 +41,8 @@ pub struct Listener {
 
 impl Listener {
     /// Opens the port in the calling thread's network namespace, with the packet formats of
-    /// `settings`. With `udp_fallback` it uses only UDP if privileges do not allow packets in TCP's
-    /// format. `replay` is the size of the replay window in bytes. `balanced` must be true if
+    /// `settings`. With `udp_fallback` the port uses only UDP if privileges do not allow packets in
+    /// TCP's format. `replay` is the size of the replay window in bytes. `balanced` must be true if
     /// packets of one connection are distributed among replicas: a request that is not in the
     /// window may then have been answered by another replica, so it does not count as lost. Shares
     /// of one port do not need this, because all packets of a client arrive at the same share.
@@ -76,7 +76,8 @@ impl Listener {
         Ok(Listener { port, endpoint: Endpoint::new(server, QUEUE), secrets, clock, sockets })
     }
 
-    /// Accepts encrypted requests, too; only these if `crypt` requires encryption.
+    /// Accepts encrypted requests as well, or only encrypted requests if `crypt` requires
+    /// encryption.
     #[must_use]
     pub fn with_crypt(self, crypt: ServerCrypt) -> Listener {
         Listener { endpoint: self.endpoint.with_crypt(crypt), ..self }
@@ -137,7 +138,7 @@ impl Listener {
     }
 
     /// Uses the secrets of [`Secrets::reload_if_changed`] if they have changed; returns true in
-    /// this case. Errors: those of [`Secrets::new`]; the present secrets stay in use.
+    /// this case. Errors: those of [`Secrets::new`]; the current secrets stay in use.
     pub fn reload_secrets(&mut self) -> Result<bool> {
         let changed = self.secrets.reload_if_changed()?;
         if changed {

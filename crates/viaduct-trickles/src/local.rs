@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_ours_and_documentation_is_not() {
+    fn loopback_is_local_and_documentation_addresses_are_not() {
         let mut local = Local::new().unwrap();
         for (ip, ours) in [("127.0.0.5", true), ("192.0.2.1", false), ("::1", true)] {
             let ip = ip.parse().unwrap();

@@ -7,7 +7,8 @@ use viaduct_proto::time::{Duration, Instant};
 
 /// Lifetime of an entry; short, because addresses, routes and neighbours change.
 const TTL: Duration = Duration::from_millis(100);
-/// Maximum number of entries. At this limit, expired entries are removed, or else an arbitrary one.
+/// Maximum number of entries. At this limit, the expired entries are removed, or an arbitrary entry
+/// if none has expired.
 const MAX_ENTRIES: usize = 1024;
 
 #[derive(Debug)]
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_is_valid_for_a_moment() {
+    fn a_result_is_valid_until_its_ttl_ends() {
         let (mut cache, ip) = (LookupCache::new(), 7);
         assert_eq!(cache.get(Instant::ZERO, ip, || 1), 1);
         assert_eq!(cache.get(Instant::ZERO + TTL / 2, ip, || 2), 1);

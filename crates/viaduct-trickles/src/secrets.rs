@@ -6,8 +6,8 @@
 //! after the others on each replica. When all replicas have the new secret, it is moved to the
 //! front.
 //!
-//! Instead of a file, a [`SharedRotation`] may yield the secrets of the present time. Such a
-//! rotation needs no steps by hand.
+//! Instead of a file, a [`SharedRotation`] may yield the current secrets. Such a rotation needs no
+//! manual steps.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,11 +52,11 @@ impl SharedRotation {
 
     /// Replaces the rotation; returns whether it differs.
     pub fn replace(&self, rotation: &Rotation) -> bool {
-        let mut present = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *present, rotation.clone()) != *rotation
+        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *current, rotation.clone()) != *rotation
     }
 
-    /// Secrets of the present time.
+    /// Current secrets.
     fn secrets(&self) -> Vec<Secret> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).secrets(now.as_secs())
@@ -100,7 +100,7 @@ impl Secrets {
 
     /// Reads the file again if it has changed, or takes the secrets of another period; returns true
     /// if the secrets may have changed. Errors: those of [`Secrets::new`], reported once for each
-    /// version of the file; the present secrets stay in use.
+    /// version of the file; the current secrets stay in use.
     pub fn reload_if_changed(&mut self) -> Result<bool> {
         let file = match &mut self.source {
             Source::Process => return Ok(false),
@@ -177,7 +177,7 @@ fn parse(text: &str) -> Result<Vec<Secret>> {
     );
     let twice = |n: usize| secrets[..n].iter().any(|(number, _)| *number == secrets[n].0);
     let again = (0..secrets.len()).find(|&n| twice(n)).map(|n| secrets[n].0);
-    ensure!(again.is_none(), "secret {} is there twice", again.unwrap_or_default());
+    ensure!(again.is_none(), "secret {} is listed twice", again.unwrap_or_default());
     Ok(secrets)
 }
 
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_makes_what_is_new_and_all_are_accepted() {
+    fn the_first_secret_seals_and_all_are_accepted() {
         let text = format!("# two\n7 {}\n\n 3\t{} \n", "0a".repeat(32), "FF".repeat(32));
         let secrets = Secrets { secrets: parse(&text).unwrap(), source: Source::Process };
         let ring = secrets.ring();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_fault() {
         let wrong = |text: &str| format!("{:#}", parse(text).unwrap_err());
         let secret = "00".repeat(32);
         assert!(wrong("").contains("there is no secret"));

@@ -29,7 +29,7 @@ use crate::{PortError, SEND_BUFFER, check_mtu};
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
     /// Addresses and ports to listen at. `0.0.0.0` and `[::]` stand for all addresses of their
-    /// family, including later ones.
+    /// family, including addresses that are added later.
     pub listen: Vec<SocketAddr>,
     /// True to serve packets in TCP's format; requires root, or CAP_NET_RAW and CAP_NET_ADMIN.
     pub tcp: bool,
@@ -52,7 +52,7 @@ pub struct ServerSettings {
     pub share: Option<Share>,
 }
 
-/// A server's port, used by one thread. Several processes of a host may have one each, with
+/// A server's port, used by one thread. Several processes of a host may each have a port, with
 /// different port numbers or addresses; in TCP's format, `0.0.0.0` and `[::]` count as one address.
 #[derive(Debug)]
 pub struct ServerPort {
@@ -116,7 +116,7 @@ impl ServerPort {
             listen: settings.listen.clone(),
             tap,
             inbox: Inbox::new(settings.mtu.max(2048)),
-            local: Local::new().map_err(PortError::socket("ask for routes", false))?,
+            local: Local::new().map_err(PortError::socket("open a netlink socket", false))?,
             answers: Answers { egress, datagrams, packet: Vec::new() },
             _changes: changes,
         })
@@ -190,7 +190,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Maximum length in bytes of a message to this client, according to the present path MTU.
+    /// Maximum length in bytes of a message to this client, according to the current path MTU.
     pub fn room(&self, to: &Return) -> usize {
         to.room(self.egress.mtu(to.format(), to.client().ip()))
     }
@@ -269,7 +269,8 @@ fn read_packet<'a>(
         if let Why::TooBig(mtu) = said.why
             && is_ours(said.source, listen, local)
         {
-            // The ICMP error may be forged, so the MTU has a minimum: 1,280 bytes, in IPv4 too.
+            // The ICMP error may be forged, so the MTU has a minimum: 1,280 bytes, for IPv4 as
+            // well.
             answers.egress.too_big(said.destination.ip(), mtu.max(icmp::MIN_MTU_V6));
         }
         return None;

@@ -26,8 +26,8 @@ pub(super) struct Connection {
     pub(super) unanswered: Vec<u8>,
 }
 
-/// A reserved port: a socket that is bound, so that the kernel does not assign the port to another
-/// socket, but neither listening nor connected.
+/// A reserved port: a bound socket that neither listens nor is connected, so that the kernel does
+/// not assign the port to another socket.
 #[derive(Debug)]
 pub(super) struct ReservedPort(TcpStream);
 

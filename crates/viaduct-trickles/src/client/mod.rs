@@ -49,7 +49,7 @@ pub struct ClientPort {
     inbox: Inbox,
     egress: Egress,
     flows: Slab<Connection>,
-    /// Connections in TCP's format, by local address, as two may have the same port number.
+    /// Connections in TCP's format, by local address, because two may have the same port number.
     by_address: HashMap<SocketAddr, usize>,
     rng: Rng,
     packet: Vec<u8>,
@@ -143,7 +143,7 @@ impl ClientPort {
         }
     }
 
-    /// Present maximum message lengths to and from the server, such that messages fit in either
+    /// Current maximum message lengths to and from the server, such that messages fit in either
     /// packet format. Panics if the flow was closed.
     pub fn room(&self, flow: Flow) -> Room {
         let to = &self.flows[flow.0];
@@ -187,8 +187,8 @@ impl ClientPort {
         Ok(packets)
     }
 
-    /// Like [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket. Each
-    /// message counts as the server's. Errors: those of [`ClientPort::receive_tap`].
+    /// Like [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket. Every
+    /// message is assumed to be the server's. Errors: those of [`ClientPort::receive_tap`].
     pub fn receive_flow(
         &mut self,
         flow: Flow,
@@ -249,7 +249,7 @@ impl ClientPort {
         }
     }
 
-    /// Returns whether packets would now leave from another local address than the connection's,
+    /// Returns whether packets would now be sent from a local address other than the connection's,
     /// for instance after a change of the network. With UDP the kernel chooses the address for each
     /// packet. Panics if the flow was closed.
     pub fn has_moved(&self, flow: Flow) -> bool {

@@ -63,7 +63,8 @@ impl Receiver<'_> {
         }
     }
 
-    /// Processes a server's packet with `bytes` after its headers; returns its connection.
+    /// Processes a server's packet with `bytes` bytes after its headers, and returns the
+    /// connection.
     fn answered(&mut self, answer: &Segment, bytes: usize) -> Result<usize, Refusal> {
         let (flow, to) = self.find(answer.destination)?;
         let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
@@ -73,7 +74,7 @@ impl Receiver<'_> {
         }
         let is_open = numbers.is_open();
         if is_open {
-            // Other packets before the SYN ACK may be forged.
+            // Other packets before the SYN-ACK may be forged.
             to.record_answer(Format::Tcp);
         }
         if is_open && !was_open {
@@ -97,7 +98,7 @@ impl Receiver<'_> {
         let Ok((flow, to)) = self.find(destination) else { return Ok(None) };
         let (numbers, _) = to.tcp.as_ref().ok_or(Refusal::NotOurs)?;
         let ours = (numbers.remote(), numbers.local()) == (source, destination);
-        // An off-path attacker does not know our sequence number. A server that has answered by
+        // An off-path attacker does not know our sequence number. A server that has answered in
         // Trickles is not a plain TCP server.
         if !ours || !numbers.answers_syn(ack) {
             return Err(Refusal::NotOurs);
@@ -147,7 +148,8 @@ impl Receiver<'_> {
         }
     }
 
-    /// Processes the refusal of a packet format; `reset` if the server's kernel sent a TCP reset.
+    /// Processes the refusal of a packet format. `reset` is true if the server's kernel sent a TCP
+    /// reset.
     fn refuse(
         &mut self,
         flow: usize,

@@ -13,7 +13,7 @@ pub struct ClientSettings {
     /// router on the path, requires it.
     pub mtu: usize,
     /// True if sent packets are exempt from this host's conntrack; must be false if the host
-    /// translates its own addresses.
+    /// applies NAT to its own packets.
     pub untracked: bool,
     /// Name of the rules and the journal: letters, digits, `_`; unique among the host's clients.
     pub instance: String,
@@ -36,7 +36,7 @@ pub enum PortEvent<'a> {
     },
     /// The host does not serve Trickles in any of the allowed formats.
     Refused {
-        /// True if the host's kernel sent a TCP reset, and so would refuse a TCP connection too.
+        /// True if the host's kernel sent a TCP reset, and so would also refuse a TCP connection.
         reset: bool,
     },
     /// The path MTU has decreased: see [`ClientPort::room`](super::ClientPort::room).

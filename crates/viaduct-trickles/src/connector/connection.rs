@@ -19,7 +19,7 @@ pub(super) struct Connection {
     pub(super) held_until: Option<Instant>,
     /// Bytes that the connection has requested and the application has not read.
     pub(super) unread: u64,
-    /// True if the server's present silence was reported.
+    /// True if the server's current silence was reported.
     silence_reported: bool,
 }
 
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_smaller_mtu_is_reported_before_the_first_answer_alone() {
+    fn a_smaller_mtu_is_reported_only_before_the_first_answer() {
         let [wide, narrow] = [1_400, 900].map(|first| Room { first, later: first });
         let mut connection = Connection::open(Config::default(), None, wide, 1, Instant::ZERO);
         assert!(connection.fit(wide, Instant::ZERO) && !connection.fit(narrow, Instant::ZERO));

@@ -13,8 +13,8 @@ pub enum ConnectorEvent {
     PlainTcp,
     /// A packet format is refused, and the other one is tried.
     FellBack {
-        /// True if the server's kernel has sent a TCP reset. Then a Trickles server there can be
-        /// reached only by UDP.
+        /// True if the server's kernel has sent a TCP reset. A Trickles server on that host can
+        /// then be reached only over UDP.
         reset: bool,
     },
     /// The path MTU is too small for the first request. The caller should treat this like a
@@ -24,7 +24,7 @@ pub enum ConnectorEvent {
     Unresponsive,
     /// The host does not serve Trickles.
     Refused {
-        /// True if the host's kernel sent a TCP reset, and so would refuse a TCP connection too.
+        /// True if the host's kernel sent a TCP reset, and so would also refuse a TCP connection.
         reset: bool,
     },
 }

@@ -60,7 +60,7 @@ pub struct Connector {
     rng: Rng,
     /// Limit of bytes that all connections have requested and the application has not read.
     memory: u64,
-    /// Present number of such bytes.
+    /// Current number of these bytes.
     unread: u64,
     /// Maximum of `unread` since memory was last returned to the kernel.
     peak: u64,
@@ -92,9 +92,9 @@ impl Connector {
     }
 
     /// Limits the bytes that all connections together have requested, and that the application has
-    /// not read, to `memory`. Each connection may have an eighth of the unused part, and always 64
-    /// KiB. So if the application leaves many connections unread, the others still make progress,
-    /// with at least 64 KiB each.
+    /// not read, to `memory`. Each connection may have an eighth of the unused part, but at least
+    /// 64 KiB. So if the application leaves many connections unread, the others still make
+    /// progress, with at least 64 KiB each.
     #[must_use]
     pub fn with_memory_limit(self, memory: u64) -> Connector {
         Connector { memory, ..self }
@@ -220,8 +220,8 @@ impl Connector {
         }
         self.run_timers();
         self.flush();
-        // If any socket had packets, the error is not returned: it would end the caller's loop,
-        // although other sockets may have more packets.
+        // If any socket had packets, the error is not returned: an error would end the caller's
+        // loop, although other sockets may have more packets.
         broken.filter(|_| packets == 0).map_or(Ok(packets), Err)
     }
 
