@@ -2,9 +2,9 @@
 //! can load it.
 //!
 //! Rust's standard library for GNU targets depends on three libraries. `libgcc_s.so.1` is replaced
-//! by a static copy. The dependency on `ld-linux`, which musl does not have, is left out: in a
-//! program that uses glibc, its loader is present anyway. `libc.so.6` stays: musl's loader treats
-//! any name that begins with `libc.` as its own, and ignores symbol versions.
+//! by a static copy. The dependency on `ld-linux`, which musl does not have, is left out: a program
+//! that uses glibc has loaded glibc's loader anyway. `libc.so.6` stays: musl's loader treats any
+//! name that begins with `libc.` as its own, and ignores symbol versions.
 
 use std::path::PathBuf;
 use std::{env, fs, io};

@@ -1,5 +1,5 @@
-//! Lets a program talk to the handlers of its own flows (TESLA, 3.6): it sends them requests and
-//! receives their events.
+//! Requests from a program to the handlers of its own flows, and events from these handlers (TESLA,
+//! 3.6).
 //!
 //! In a program that is not run by `viaduct run`, or for a flow without handlers, every call
 //! succeeds and returns `None`.
@@ -51,8 +51,8 @@ pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Opt
     Ok((bytes.first() == Some(&YES)).then(|| bytes.split_off(1)))
 }
 
-/// Subscribes to events of the handlers of the flow whose socket is `flow`, from now on. `None` if
-/// the flow has no handlers, or the program is not wrapped.
+/// Subscribes to later events of the handlers of the flow whose socket is `flow`. `None` if the
+/// flow has no handlers, or the program is not wrapped.
 ///
 /// # Errors
 /// A system call fails, for example because no descriptor is left.

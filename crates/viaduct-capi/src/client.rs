@@ -58,7 +58,7 @@ pub extern "C" fn msk_turn(fd: c_int) -> c_int {
         End::Server(listener) => match listener.fetch() {
             Err(error) => code(&error),
             Ok(_) => {
-                // If the key file is invalid, the present secrets stay in use.
+                // If the key file is invalid, the current secrets stay in use.
                 let _ = listener.reload_secrets();
                 count(listener.endpoint().waiting())
             }
@@ -96,7 +96,7 @@ fn turn(client: &mut Client) -> c_int {
 pub extern "C" fn msk_timeout(fd: c_int) -> c_int {
     table::with(fd, |end| match end {
         End::Server(listener) if listener.has_queued() => 0,
-        // `msk_turn` looks for a changed key file, so it is called once a second at least.
+        // `msk_turn` looks for a changed key file, so it must be called at least once a second.
         End::Server(_) => 1_000,
         End::Client(client) => client.connector.poll_timeout().map_or(-1, |wait| {
             c_int::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(c_int::MAX)

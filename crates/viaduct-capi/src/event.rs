@@ -148,9 +148,9 @@ impl Minisock {
     }
 
     /// Answers the asks with `data`, which begins at the position of the event's first ask. Asks at
-    /// lower positions and of other streams are not answered, and bytes in no ask are left out.
-    /// Without asks, `data` begins at the `start` of the first output continuation that was added;
-    /// if none was added either, at the `start` of the first input.
+    /// lower positions and of other streams are not answered, and bytes outside of all asks are
+    /// left out. Without asks, `data` begins at the `start` of the first output continuation that
+    /// was added; if none was added either, at the `start` of the first input.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.put_unasked(data) };
         for ask in self.asks.clone().into_iter().filter(|ask| ask.stream == first.stream) {

@@ -160,7 +160,7 @@ pub unsafe extern "C" fn msk_sendfilev(
 /// `msk_sendbulk`
 ///
 /// # Safety
-/// `count` descriptions can be read at `all`. Each has a minisocket that was not used up, and
+/// `count` descriptions can be read at `all`. Each has a minisocket that was not consumed, and
 /// points to bytes that can be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_int) -> c_int {
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_i
     for one in unsafe { list(all, count) } {
         // SAFETY: the caller upholds the safety section above.
         let done = unsafe { msk_send(fd, Box::from_raw(one.msk), one.data, one.length) };
-        // If one fails, the following minisockets are still sent and used up.
+        // If a send fails, the following minisockets are still sent, and consumed.
         result = match (result, done) {
             (failed @ ..0, _) | (_, failed @ ..0) => failed,
             (sent, _) => sent + 1,

@@ -41,7 +41,7 @@ static int server, clients[CLIENTS];
 static uint64_t connections[CLIENTS];
 static unsigned calls[256];
 static FILE *file;
-/* Bytes of the answers, by letter; those of `f` are in the file, too. */
+/* Bytes of the answers, by letter; the bytes of `f` are also in the file. */
 static uint8_t made[256][LONGEST];
 
 static void make(void) {
@@ -94,7 +94,7 @@ static struct state wanted(minisock *msk, int n, const struct msk_input *in) {
     return said;
 }
 
-/* Sends the ranges of the file that are asked for; without asks, the whole file. */
+/* Sends the ranges of the file that are asked for; without asks, the entire file. */
 static void send_file(minisock *msk, const struct msk_ask *asks, int asked, const struct msk_input *in) {
     fiovec pieces[MOST];
     int count = 0;
@@ -172,7 +172,7 @@ static void serve(void) {
     CHECK(came >= 0);
     for (minisock *msk; (msk = msk_next_event(server));) {
         know(msk);
-        /* A call with a client's fd fails, but uses the minisocket up: the client sees a loss. */
+        /* A call with a client's fd fails, but consumes the minisocket: the request is lost. */
         if (msk_kind(msk) == MSK_REQUEST && calls['!']++ == 0)
             CHECK(msk_send(clients[0], msk, "x", 1) == -EOPNOTSUPP);
         else

@@ -101,11 +101,11 @@ impl World {
     }
 
     /// Wraps the command `client` so that it runs as root, but without any capability.
-    fn meek(&self, client: &Command) -> Command {
-        let mut meek = self.netns.command("setpriv");
-        meek.args(["--bounding-set", "-all", "--inh-caps", "-all", "--"]);
-        meek.arg(client.get_program()).args(client.get_args());
-        meek
+    fn unprivileged(&self, client: &Command) -> Command {
+        let mut unprivileged = self.netns.command("setpriv");
+        unprivileged.args(["--bounding-set", "-all", "--inh-caps", "-all", "--"]);
+        unprivileged.arg(client.get_program()).args(client.get_args());
+        unprivileged
     }
 
     /// Returns whether firewall rules of a client exist.
@@ -144,7 +144,7 @@ fn a_server_and_a_client_in_c_fetch_and_upload() {
 }
 
 #[test]
-fn neither_a_client_that_fails_nor_one_that_is_killed_leaves_rules() {
+fn rules_of_failed_and_killed_clients_are_removed() {
     let Some(world) = World::new("left") else { return };
     let done = world.client("127.0.0.1:95", ["100", "1", "0"]).output().unwrap();
     assert!(String::from_utf8_lossy(&done.stderr).contains("refused") && !world.has_rules());
@@ -158,29 +158,29 @@ fn neither_a_client_that_fails_nor_one_that_is_killed_leaves_rules() {
     .unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while !world.has_rules() {
-        assert!(Instant::now() < deadline, "a client sets rules");
+        assert!(Instant::now() < deadline, "the client has set no rules");
         std::thread::sleep(Duration::from_millis(20));
     }
     killed.kill().unwrap();
     killed.wait().unwrap();
     assert!(world.has_rules(), "a killed client leaves its rules");
     world.fetch("100", "1", "0");
-    assert!(!world.has_rules(), "the next client removes the rules of the killed one");
+    assert!(!world.has_rules(), "the next client removes the rules of the killed client");
 }
 
 #[test]
-fn events_that_one_process_extracts_another_answers() {
+fn events_extracted_by_one_process_are_answered_by_another() {
     let Some(world) = World::new("moved") else { return };
     let _servers = world.serve_elsewhere();
     world.fetch("200000", "10", "20000");
 }
 
 #[test]
-fn a_client_without_privilege_goes_by_udp_and_its_events_may_be_given_away() {
-    let Some(world) = World::new("meek") else { return };
+fn an_unprivileged_client_uses_udp_and_its_events_may_be_moved() {
+    let Some(world) = World::new("unprivileged") else { return };
     let _servers = world.serve_elsewhere();
     let what = ["200000", "10", "20000"];
-    world.succeed(world.meek(&world.client("127.0.0.1:90", what)), what);
+    world.succeed(world.unprivileged(&world.client("127.0.0.1:90", what)), what);
 }
 
 #[test]

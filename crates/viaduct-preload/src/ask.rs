@@ -10,20 +10,21 @@ use crate::state::State;
 /// Seconds that the library waits for the master's answer beyond the program's time limit.
 const SLACK: i64 = 10;
 
-/// Sends a request, with the descriptor `beside`, and waits for the answer. Errors: the `errno` for
-/// the program's call, for example because a signal has arrived, the program's time limit has
+/// Sends a request with the descriptor `attached`, and waits for the answer. Errors: the `errno`
+/// for the program's call, for example because a signal has arrived, the program's time limit has
 /// passed, or the master has ended.
 pub(crate) fn ask(
     state: &State,
     request: &Request,
-    beside: Option<c_int>,
+    attached: Option<c_int>,
 ) -> Result<Answer, c_int> {
     let socket = Socket::connect(state.name(), state.word)?;
-    socket.send([state.secret.bytes(), &request.emit()], beside)?;
+    socket.send([state.secret.bytes(), &request.emit()], attached)?;
     let mut bytes = [0; WELCOME];
-    if let Some([seconds, micros]) = beside.and_then(send_limit) {
-        // The master enforces the limit. This socket has a timeout too: the kernel then does not
-        // restart the wait after a signal (signal(7)), as it would not restart the program's call.
+    if let Some([seconds, micros]) = attached.and_then(send_limit) {
+        // The master enforces the limit. This socket also has a timeout, so that the kernel does
+        // not restart the wait after a signal (signal(7)), just as it would not restart the
+        // program's call.
         socket.limit(&[seconds.saturating_add(SLACK), micros]);
     }
     let length = socket.receive(&mut bytes)?;
@@ -36,7 +37,7 @@ pub(crate) fn is_full(errno: c_int) -> bool {
 }
 
 pub(crate) fn notify(state: &State, request: &Request) {
-    // An error means that the master has ended, and needs no report.
+    // If this fails, the master has ended, and no longer needs the report.
     let _ = Socket::connect(state.name(), state.word)
         .and_then(|socket| socket.send([state.secret.bytes(), &request.emit()], None));
 }
@@ -74,14 +75,14 @@ impl Socket {
         Ok(socket)
     }
 
-    fn send(&self, pieces: [&[u8]; 2], beside: Option<c_int>) -> Result<(), c_int> {
+    fn send(&self, pieces: [&[u8]; 2], attached: Option<c_int>) -> Result<(), c_int> {
         #[repr(C)]
         struct Control {
             head: libc::cmsghdr,
             fd: c_int,
             padding: c_int,
         }
-        // SAFETY: all zeros are a valid `cmsghdr`, also in C libraries whose structure has padding.
+        // SAFETY: all zeros are a valid `cmsghdr`, even in C libraries whose structure has padding.
         let mut control = Control { head: unsafe { std::mem::zeroed() }, fd: 0, padding: 0 };
         control.head.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<c_int>()) as _;
         control.head.cmsg_level = libc::SOL_SOCKET;
@@ -94,7 +95,7 @@ impl Socket {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = pieces.len() as _;
-        if let Some(fd) = beside {
+        if let Some(fd) = attached {
             control.fd = fd;
             message.msg_control = (&raw mut control).cast();
             message.msg_controllen = size_of::<Control>() as _;
@@ -131,7 +132,7 @@ impl Drop for Socket {
 }
 
 /// Converts a kernel result below 0 to an error number. `EAGAIN` means that the program's time
-/// limit has passed, and becomes `EINPROGRESS`, as the connect continues.
+/// limit has passed, and becomes `EINPROGRESS`, because the connect continues.
 fn checked(result: isize) -> Result<isize, c_int> {
     match -result as c_int {
         libc::EAGAIN if result < 0 => Err(libc::EINPROGRESS),

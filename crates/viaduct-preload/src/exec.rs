@@ -1,4 +1,4 @@
-//! The functions of libc that start programs. The new programs are wrapped too, even if their
+//! The functions of libc that start programs. The new programs are wrapped as well, even if their
 //! environment was cleared. Programs that are missed, for example by `execl` after `clearenv`, are
 //! still captured by seccomp.
 

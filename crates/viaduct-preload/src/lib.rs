@@ -1,7 +1,7 @@
 //! The library that `viaduct run --via preload` loads into programs (TESLA, section 3.8).
 //!
 //! The library defines some of libc's functions, which the loader finds before libc's. A call that
-//! the rules leave to the kernel is made at once. For a call that begins a flow, the library sends
+//! the rules leave to the kernel is made directly. For a call that begins a flow, the library sends
 //! a request to the master, with the socket. The program keeps its own socket, and reads, writes
 //! and polls it itself.
 //!
@@ -17,7 +17,8 @@
 //! argument.
 #![allow(unsafe_code)]
 #![cfg(target_os = "linux")]
-// A test program must not define libc's functions, so code that only they use is unused in it.
+// A test program must not define libc's functions, so code that only these functions use is unused
+// there.
 #![cfg_attr(test, allow(dead_code, unused_imports))]
 
 mod ask;

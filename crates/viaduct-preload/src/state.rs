@@ -69,7 +69,7 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Initialises the state before `main`. A call from an earlier constructor initialises it too.
+/// Initialises the state before `main`. A call from an earlier constructor also initialises it.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_too_long_is_nothing() {
+    fn truncated_and_overlong_requests_are_refused() {
         assert_eq!(Ask::parse(&Ask::Watch.emit().unwrap()), Some(Ask::Watch));
         for bytes in [&b""[..], b"\x01\x01", b"\x01\x01\x05abcd", b"\x02\x02\x00", b"\x01\x02\x00x"]
         {

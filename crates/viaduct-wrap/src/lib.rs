@@ -9,7 +9,7 @@
 //! ```text
 //!   program ──connect──▶ interposer ──Socket, address──▶ Rules::connect
 //!                            │                               │
-//!                            │   Pass: the kernel's  ◀───────┤
+//!                            │   Pass: to the kernel ◀───────┤
 //!                            │   Refuse(errno)       ◀───────┤
 //!                            │   Divert(to)          ◀───────┘
 //!                            └── wire::Request, the socket ──▶ master ── flow ──▶ far end
@@ -21,7 +21,7 @@
 //! the records of a run's programs. The protocol between runs and a master that they share is in
 //! viaduct-proto.
 //!
-//! The preloaded library contains this crate, so its only dependency is `thiserror`.
+//! The preloaded library contains this crate, so this crate depends only on `thiserror`.
 
 pub mod aware;
 mod meaning;

@@ -41,7 +41,7 @@ impl Rules {
         match socket.carries() {
             Carries::OtherTcp => Verdict::Refuse(socket.unsupported()),
             Carries::Unknown if self.strict => Verdict::Refuse(Errno::PERM),
-            // Each datagram is judged when it is sent.
+            // The decision is made for each datagram when it is sent.
             Carries::Datagrams if self.names && socket.is_udp() => Verdict::Pass,
             Carries::Datagrams if self.names && self.strict => Verdict::Refuse(Errno::PERM),
             // The chain carries the datagrams of this socket.
@@ -104,7 +104,7 @@ impl Rules {
         }
     }
 
-    /// Returns whether datagrams may go direct: to all addresses, to some, or to none.
+    /// Returns to which addresses datagrams may go direct: to all, to some, or to none.
     pub fn datagrams(&self) -> Datagrams {
         if self.names {
             return Datagrams::Judged;
@@ -124,8 +124,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the chain carries a socket's datagrams. A chain carries UDP only, which can
-    /// be sent and received without a privilege.
+    /// Returns whether the chain carries a socket's datagrams. A chain carries only UDP, which can
+    /// be sent and received without privilege.
     pub fn carries_of(&self, socket: Socket) -> bool {
         self.carries && socket.is_udp()
     }

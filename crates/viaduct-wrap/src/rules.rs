@@ -110,7 +110,7 @@ impl Rules {
     }
 
     /// Adds a file's rules; `#` begins a comment. Errors: the number of the first invalid line,
-    /// counted from 1, and what is wrong with it.
+    /// counted from 1, and the error in it.
     pub fn read(&mut self, text: &str) -> Result<(), (usize, RuleError)> {
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -155,7 +155,7 @@ impl Rules {
     }
 
     /// Combines two sets of rules by applying `both` to the two fates of each destination. The
-    /// result has a line for each pair of lines that intersect, or a single one for a line of
+    /// result has a line for each pair of lines that intersect, or a single line for a line of
     /// `self` whose result is the same for all lines of `other`. The first line that matches
     /// decides.
     fn join(&self, other: &Rules, both: impl Fn(Fate, Fate) -> Fate) -> Result<Rules, RuleError> {

@@ -42,7 +42,7 @@ impl Secret {
         format!("{:032x}", u128::from_be_bytes(self.0))
     }
 
-    /// Returns the rest of `record` after the secret; `None` if it does not begin with the
+    /// Returns the rest of `record` after the secret; `None` if the record does not begin with the
     /// secret. The comparison takes constant time.
     pub fn open<'a>(&self, record: &'a [u8]) -> Option<&'a [u8]> {
         let (theirs, rest) = record.split_first_chunk::<SECRET>()?;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_are_read_back_and_nothing_else_is() {
+    fn digits_round_trip_and_other_texts_are_refused() {
         let secret = Secret::new(std::array::from_fn(|n| n as u8));
         assert_eq!(Secret::parse(secret.digits().as_bytes()), Some(secret));
         let spaced = format!("+{}", &secret.digits()[1..]);

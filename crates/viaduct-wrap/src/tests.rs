@@ -34,7 +34,7 @@ fn without_rules_every_stream_is_diverted_and_datagrams_pass() {
 }
 
 #[test]
-fn only_and_except_and_refuse_whatever_their_order() {
+fn the_precedence_of_rules_does_not_depend_on_their_order() {
     let lines =
         [(Fate::Divert, "tcp:443"), (Fate::Leave, "10.0.0.0/8"), (Fate::Refuse, "10.0.0.1:443")];
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
@@ -48,7 +48,7 @@ fn only_and_except_and_refuse_whatever_their_order() {
 }
 
 #[test]
-fn patterns_say_transport_place_and_ports() {
+fn patterns_select_transport_address_and_ports() {
     let cases = [
         ("tcp", "[2001:db8::1]:1", "udp"),
         ("443", "192.0.2.1:443", "192.0.2.1:80"),
@@ -87,7 +87,7 @@ fn invalid_patterns_are_reported() {
 }
 
 #[test]
-fn mapped_addresses_mean_the_same_as_ipv4_ones() {
+fn mapped_addresses_are_treated_as_ipv4_addresses() {
     let rules = rules(&[(Fate::Leave, "10.0.0.0/8")]);
     let flags = Socket { kind: 1 | 0o2_000_000 | 0o4_000, ..TCP6 };
     assert_eq!(connect(&rules, flags, "10.1.1.1:1"), Verdict::Pass);
@@ -99,7 +99,7 @@ fn mapped_addresses_mean_the_same_as_ipv4_ones() {
 }
 
 #[test]
-fn a_send_connects_a_stream_only_if_it_is_to_be_opened_fast() {
+fn a_send_connects_a_stream_only_with_fast_open() {
     let all = Rules::EVERYTHING;
     let (bytes, length) = TCP.sockaddr(at("192.0.2.1:80"));
     let send = |flags| all.send(TCP, flags, &bytes[..length]);
@@ -108,7 +108,7 @@ fn a_send_connects_a_stream_only_if_it_is_to_be_opened_fast() {
 }
 
 #[test]
-fn what_could_go_around_is_refused_where_nothing_may() {
+fn strict_mode_refuses_sockets_that_could_bypass_the_chain() {
     let mut rules = rules(&[]);
     let packets = Socket { domain: 17, kind: 3, protocol: 0 };
     assert_eq!((rules.socket(UDP), rules.socket(packets)), (Verdict::Pass, Verdict::Pass));
@@ -137,7 +137,7 @@ fn dns_queries_are_answered_by_the_carrier_of_datagrams() {
 }
 
 #[test]
-fn datagrams_may_be_none_of_the_chains() {
+fn rules_may_keep_all_datagrams_out_of_the_chain() {
     let wants = |said: &[(Fate, &str)]| rules(said).want_datagrams();
     assert!(wants(&[]) && wants(&[(Fate::Divert, ":53")]) && wants(&[(Fate::Leave, "udp:53")]));
     assert!(wants(&[(Fate::Refuse, "tcp")]) && wants(&[(Fate::Leave, "0.0.0.0/0")]));
@@ -153,7 +153,7 @@ fn mptcp_is_refused_so_that_programs_use_tcp() {
 }
 
 #[test]
-fn records_are_read_as_they_were_written() {
+fn records_round_trip() {
     let to = at("[fe80::1%7]:443");
     for request in [
         Request::Hello,
@@ -227,7 +227,7 @@ fn some_rules() -> impl Strategy<Value = Rules> {
 
 proptest! {
     #[test]
-    fn joined_rules_say_what_their_parts_do(
+    fn joined_rules_agree_with_their_parts(
         one in some_rules(),
         other in some_rules(),
         third in some_rules(),
@@ -264,7 +264,7 @@ proptest! {
 }
 
 #[test]
-fn an_address_without_a_family_is_judged_where_the_kernel_reads_one() {
+fn an_address_without_a_family_is_checked_where_the_kernel_reads_it() {
     let rules = rules(&[(Fate::Refuse, "192.0.2.1"), (Fate::Refuse, "2001:db8::1")]);
     let of = |domain, kind| Socket { domain, kind, protocol: 0 };
     let refused = Verdict::Refuse(Errno::PERM);
@@ -286,7 +286,7 @@ fn an_address_without_a_family_is_judged_where_the_kernel_reads_one() {
 }
 
 #[test]
-fn rules_of_ipv4_hold_for_addresses_that_are_mapped() {
+fn ipv4_rules_apply_to_mapped_addresses() {
     let rules = rules(&[(Fate::Refuse, "10.0.0.0/8"), (Fate::Leave, "192.0.2.0/24")]);
     for socket in [TCP, TCP6] {
         assert_eq!(connect(&rules, socket, "10.1.2.3:80"), Verdict::Refuse(Errno::PERM));

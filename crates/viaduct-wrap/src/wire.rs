@@ -1,5 +1,6 @@
 //! Protocol between stubs (preloaded libraries) and masters: records of fixed length over a
-//! `SOCK_SEQPACKET` socket. Numbers are in host byte order, as both ends run on the same machine.
+//! `SOCK_SEQPACKET` socket. Numbers are in host byte order, because both ends run on the same
+//! machine.
 //!
 //! ```text
 //!   stub     opens a connection for each request: it keeps no descriptor between requests, which
@@ -16,7 +17,7 @@
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
 //!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 reports, 32 seccomp
 //!             … and in a Welcome all its lines, 24 each
-//!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
+//!   address   IPv6 or mapped 16 │ port 2, network order │ present 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
 //! ```
 

@@ -50,8 +50,8 @@ pub(crate) unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    // The master answers calls for these two options, because a listening socket has them even if
-    // the program has not set them.
+    // The master answers calls for these two options, because a listening socket has them set even
+    // if the program has not set them.
     let shares = matches!(option, libc::SO_REUSEADDR | libc::SO_REUSEPORT);
     let word = match state() {
         Wrapped::By(state) if !(level == libc::SOL_SOCKET && shares) => state.word,
@@ -84,7 +84,8 @@ pub(crate) unsafe extern "C" fn getsockopt(
     returned(result) as c_int
 }
 
-/// Asks the master why this socket's flow has failed, if it has. Fails if no descriptor is left.
+/// Returns the error with which this socket's flow has failed, from the master; `None` if it has
+/// not failed. Fails if no descriptor is left.
 fn refusal(fd: c_int) -> Result<Option<c_int>, c_int> {
     let Wrapped::By(state) = state() else { return Ok(None) };
     if peer_of(fd, state.word).is_some() || !socket_of(fd).is_some_and(Socket::is_of_ip) {
@@ -110,8 +111,8 @@ fn peer_of(fd: c_int, word: u64) -> Option<([u8; SOCKADDR], usize)> {
     connected.then_some((bytes, length as usize))
 }
 
-/// Returns an address of the socket: the master's answer if the socket belongs to a flow, else the
-/// kernel's.
+/// Returns an address of the socket: the master's answer if the socket belongs to a flow, and
+/// otherwise the kernel's.
 ///
 /// # Safety
 /// `address` must point to `*length` writable bytes, and `length` must be writable.

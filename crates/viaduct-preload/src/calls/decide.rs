@@ -20,7 +20,7 @@ pub(super) enum Decision {
 }
 
 /// Returns whether a send with these flags needs a decision.
-pub(super) fn is_judged(flags: c_int) -> bool {
+pub(super) fn needs_decision(flags: c_int) -> bool {
     match state() {
         Wrapped::No => false,
         Wrapped::Unreachable => true,
@@ -30,8 +30,8 @@ pub(super) fn is_judged(flags: c_int) -> bool {
     }
 }
 
-/// Decides about a call by the rules, and asks the master if they divert it. Returns the decision,
-/// and the word with which the call passes seccomp; 0 if seccomp is to report the call.
+/// Decides about a call by the rules, and asks the master if the rules divert it. Returns the
+/// decision, and the word with which the call passes seccomp; 0 if seccomp is to report the call.
 pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (Decision, u64) {
     let state = match state() {
         Wrapped::No => return (Decision::Pass, 0),

@@ -16,7 +16,7 @@ use viaduct_wrap::wire::Call;
 use viaduct_wrap::{Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Socket, Verdict};
 
 use self::addresses::{getpeername, getsockname, getsockopt};
-use self::decide::{Decision, decide, is_judged, report};
+use self::decide::{Decision, decide, needs_decision, report};
 use crate::raw::{self, failed, returned};
 use crate::real::real;
 use crate::state::{Wrapped, state};
@@ -79,7 +79,7 @@ pub(crate) unsafe extern "C" fn sendto(
     length: socklen_t,
 ) -> isize {
     let (mut flags, mut address, mut length) = (flags, address, length);
-    if !address.is_null() && is_judged(flags) {
+    if !address.is_null() && needs_decision(flags) {
         // SAFETY: the caller guarantees valid arguments.
         let bytes = unsafe { bytes_of(address.cast(), length) };
         match decide(fd, flags, bytes, Call::Send).0 {
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn sendto(
 /// `message` must point to a valid `msghdr`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    if is_judged(flags) && !message.is_null() {
+    if needs_decision(flags) && !message.is_null() {
         // SAFETY: the caller guarantees valid arguments.
         let mut copy = unsafe { *message };
         // SAFETY: the caller guarantees valid arguments.
@@ -131,7 +131,7 @@ pub(crate) unsafe extern "C" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let mut flags = flags;
-    if is_judged(flags) && !messages.is_null() {
+    if needs_decision(flags) && !messages.is_null() {
         for n in 0..count as usize {
             // SAFETY: the caller guarantees valid arguments.
             let header = unsafe { &(*messages.add(n)).msg_hdr };
@@ -203,8 +203,8 @@ fn socket_of(fd: c_int) -> Option<Socket> {
     })
 }
 
-/// Returns the first `length` bytes at `at`, at most `SOCKADDR`, as no address here is longer.
-/// Empty if `at` is null or the kernel refuses such a length.
+/// Returns the first `length` bytes at `at`, at most `SOCKADDR`, because no address of interest is
+/// longer. Empty if `at` is null or the kernel refuses this length.
 ///
 /// # Safety
 /// `at` must be null or point to `length` bytes.
