@@ -27,7 +27,7 @@ struct fetch {
 
 static uint8_t chunk[CHUNK];
 
-/* Reads the bytes that have arrived for `fetch`; -1 if they are not those of `seed`. */
+/* Reads the bytes that have arrived for `fetch`; -1 if they differ from the object of `seed`. */
 static int take(int fd, struct fetch *fetch, uint64_t seed) {
     int got;
     while ((got = msk_read(fd, fetch->stream, chunk, sizeof chunk)) > 0)

@@ -8,12 +8,12 @@
  *
  * With `give` it writes every second batch of events to its standard output, for another server
  * that has the same secrets and can send from the same addresses. With `take` it reads such batches
- * from its standard input, and answers their events, too:
+ * from its standard input, and answers their events as well:
  *
  *   server 10.0.0.1:80 /run/a key give | server 10.0.0.2:81 /run/b key take
  *
  * A continuation of an object yields PART bytes. The packet with the last of these bytes also
- * carries the next continuation, so a client that has all of them can ask for more.
+ * carries the next continuation, so a client that has all bytes can ask for more.
  *
  * The state of an upload is in the input continuation, which the client keeps: 32 bytes for any
  * length of the upload. An incomplete block is not consumed; the client sends it again with more
@@ -54,7 +54,7 @@ static void make(uint8_t *out, uint64_t from, uint64_t length, uint64_t seed) {
         out[n] = (uint8_t)(((from + n) * 31 + seed) % 251);
 }
 
-/* "get LENGTH SEED\n": gives the client a continuation, with which it asks for the bytes. */
+/* "get LENGTH SEED\n": gives the client a continuation with which to ask for the bytes. */
 static void get(minisock *msk, int n, const struct msk_input *in) {
     char line[80] = "";
     struct state made = {GET, 0, 0, 0};
@@ -70,18 +70,18 @@ static void get(minisock *msk, int n, const struct msk_input *in) {
 }
 
 /* Returns true if an ask has the last byte of its continuation, and more output follows. */
-static int goes_on(const struct msk_ask *ask) {
+static int needs_next(const struct msk_ask *ask) {
     return !ask->last && ask->position + ask->length == ask->end;
 }
 
 /* Puts the next continuation into the packet that answers an ask. */
-static int go_on(int fd, minisock *msk, const struct msk_ask *ask) {
+static int put_next(int fd, minisock *msk, const struct msk_ask *ask) {
     struct state known;
     size_t rooms[MOST];
     int packets = msk_rooms(msk, rooms, MOST), packet = 0;
     if (ask->state_length != sizeof known)
         return 0;
-    /* The packets with room answer the asks, in order, one each. */
+    /* The packets with room answer the asks in order, one ask each. */
     for (int with_room = 0; packet < packets && packet < MOST; packet++)
         if (rooms[packet] > 0 && with_room++ == ask->ask)
             break;
@@ -93,7 +93,7 @@ static int go_on(int fd, minisock *msk, const struct msk_ask *ask) {
                         &known, sizeof known) == 0;
 }
 
-/* "put ...": consumes whole blocks; at the end of the input, everything. */
+/* "put ...": consumes complete blocks; at the end of the input, everything. */
 static size_t put(minisock *msk, int n, const struct msk_input *in, uint8_t *answer) {
     struct state known = {PUT, 0xcbf29ce484222325u, 0, 0};
     const uint8_t *bytes = in->data;
@@ -150,7 +150,7 @@ static void answer(int fd, minisock *msk) {
             length = put(msk, n, in, digest);
         else
             msk_reset(msk, in->stream, MSK_REFUSED);
-        /* Sends one stream's output without an ask. The client asks for the output of others. */
+        /* Sends one stream's output without an ask. The client asks for the output of the others. */
         if (length > 0 && count == 0) {
             struct msk_range range = {-1, in->stream, in->start, 1};
             memcpy(bytes, digest, length);
@@ -165,7 +165,7 @@ static void answer(int fd, minisock *msk) {
             continue;
         /* msk_setucont replaces the continuations for inputs. With inputs, this answer is left
          * out, and the client asks for it again. */
-        if (goes_on(ask) && (came > 0 || !go_on(fd, msk, ask)))
+        if (needs_next(ask) && (came > 0 || !put_next(fd, msk, ask)))
             continue;
         int ends = ask->last && ask->position + ask->length == ask->end;
         struct msk_range range = {ask->ask, ask->stream, ask->position, ends};

@@ -16,7 +16,7 @@ impl Drop for Proxy {
 }
 
 #[test]
-fn a_flow_passes_a_handler_that_viaduct_does_not_have() {
+fn a_flow_passes_through_a_handler_of_another_crate() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = server.local_addr().unwrap().to_string();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

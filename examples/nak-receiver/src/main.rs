@@ -9,8 +9,8 @@
 //!      └──────────────── NAK, only if the query failed ────────────┘  a WAN round trip
 //! ```
 //!
-//! `nak-receiver receive 7000 --cache 10.2.1.1:7401` at one site, then
-//! `nak-receiver send 10.2.1.2:7000` at the other.
+//! Run `nak-receiver receive 7000 --cache 10.2.1.1:7401` at one site, and then `nak-receiver send
+//! 10.2.1.2:7000` at the other.
 //!
 //! A packet is `DATA` (`MORE` if it is a retransmission), its number and the total number of
 //! packets (32 bits each, big endian), and padding. A NAK is `NAK1` and the missing numbers.
@@ -64,7 +64,7 @@ fn send(to: &str) -> Result<()> {
     let start = Instant::now();
     let (mut next, mut heard, mut again) = (1, Instant::now(), 0);
     while next <= PACKETS || heard.elapsed() < SILENCE {
-        // Send all packets that are due, as the kernel's shortest wait may be several times
+        // Send all packets that are due, because the kernel's shortest wait may be several times
         // `EVERY`.
         while next <= PACKETS && start.elapsed() >= EVERY * next {
             socket.send(&packet(b"DATA", next))?;
@@ -79,7 +79,7 @@ fn send(to: &str) -> Result<()> {
             (heard, again) = (Instant::now(), again + 1);
         }
     }
-    println!("sent {PACKETS} packets, and {again} again");
+    println!("sent {PACKETS} packets, and retransmitted {again}");
     Ok(())
 }
 
@@ -134,8 +134,8 @@ impl Receiver {
     fn run(&mut self) -> Result<()> {
         let mut heard = Instant::now();
         // The sender may be started later, so the wait for the first packet is longer.
-        let patience = |r: &Self| if r.seen.sender.is_none() { 30 * SILENCE } else { SILENCE };
-        while !self.seen.all() && heard.elapsed() < patience(self) {
+        let timeout = |r: &Self| if r.seen.sender.is_none() { 30 * SILENCE } else { SILENCE };
+        while !self.seen.all() && heard.elapsed() < timeout(self) {
             self.socket.set_read_timeout(Some(Duration::from_millis(5)))?;
             let mut bytes = [0; 2_048];
             if let Ok((len, from)) = self.socket.recv_from(&mut bytes) {

@@ -9,9 +9,9 @@
 //!
 //! A continuation covers the part between its first and last checkpoint. The next continuation is
 //! computed when the client asks for the second half of the part. Three packets of this half carry
-//! the next continuation beside their data (msk_setucont); the client asks again for data that does
-//! not fit. Any of the three packets is sufficient. The last of them also carries the last byte of
-//! the part, so a client that has the whole part has the next continuation, too.
+//! the next continuation in addition to their data (msk_setucont); the client requests data that
+//! does not fit again. Any of the three packets is sufficient. The last of them also carries the
+//! last byte of the part, so a client that has the complete part also has the next continuation.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -158,8 +158,8 @@ impl Gallery {
         reply: &mut Reply,
     ) {
         if needs_next(asked) {
-            // If the next continuation cannot be sent, the data are withheld, too, and the client
-            // asks for them again.
+            // If the next continuation cannot be sent, the data are withheld as well, and the
+            // client asks for them again.
             let Some(packet) = packet else { return };
             if next.is_none() {
                 *next = self.next(asked).map(|made| (asked.state, made));

@@ -2,7 +2,7 @@
 //! section 6.2).
 //!
 //! ```text
-//!   event ─▶ gallery ─▶ state: of the continuation ─▶ picture: bytes from a checkpoint on
+//!   event ─▶ gallery ─▶ state: of the continuation ─▶ picture: bytes from a checkpoint
 //!                                                        ├─ jpeg: codes of a file, as blocks
 //!                                                        └─ mark: one bit a block
 //! ```

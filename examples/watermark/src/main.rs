@@ -27,7 +27,7 @@ use viaduct_watermark::picture::Picture;
 /// Bytes of the replay window.
 const REPLAY: usize = 4 << 20;
 /// Interval at which an idle event loop reloads changed secrets and checks the stop flag.
-const LOOK: Duration = Duration::from_millis(200);
+const IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Serves pictures with a mark for each client, and reads marks.
 #[derive(Parser)]
@@ -120,7 +120,7 @@ fn serve(
             endpoint.send(event, &reply, &mut (), out);
         });
         if came.unwrap_or(0) == 0 {
-            wait(&[&listener], &waker, LOOK);
+            wait(&[&listener], &waker, IDLE_INTERVAL);
             // On error, for example if the secrets file is invalid, the old secrets stay in use.
             let _ = listener.reload_secrets();
         }

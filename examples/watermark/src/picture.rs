@@ -83,8 +83,8 @@ impl Picture {
         Checkpoint { offset: self.jpeg.head.len() as u64, partial: Partial::default() }
     }
 
-    /// Returns a client's checkpoints from stride `from` on, which begins at `at`: `at` itself and
-    /// up to `most` further checkpoints, the last of which may be the end of the file.
+    /// Returns a client's checkpoints from stride `from`, which begins at `at`: `at` itself and up
+    /// to `most` further checkpoints, the last of which may be the end of the file.
     pub fn checkpoints(
         &self,
         key: &Key,
@@ -94,7 +94,7 @@ impl Picture {
         most: usize,
     ) -> Vec<Checkpoint> {
         let (mut mark, mut found) = (key.mark(client), vec![at]);
-        let mut writer = Writer::behind(at.partial);
+        let mut writer = Writer::after(at.partial);
         for stride in from..self.strides().min(from + most) {
             self.write(stride, &mut mark, &mut writer);
             let offset = at.offset + writer.bytes.len() as u64;
@@ -104,7 +104,7 @@ impl Picture {
     }
 
     /// Returns the bytes in `range` of the file with a client's mark. `stride` begins at `at`,
-    /// which must not lie after the first byte of the range that follows the head. The result is
+    /// which must not be after the first byte of the range that follows the head. The result is
     /// shorter if the file ends within the range.
     pub fn bytes(
         &self,
@@ -114,7 +114,7 @@ impl Picture {
         range: Range<u64>,
     ) -> Vec<u8> {
         let head = cut(&self.jpeg.head, 0, &range);
-        let mut writer = Writer::behind(at.partial);
+        let mut writer = Writer::after(at.partial);
         let mut mark = key.mark(client);
         for stride in stride..self.strides() {
             if at.offset + writer.bytes.len() as u64 >= range.end {
@@ -125,7 +125,7 @@ impl Picture {
         [head, cut(&writer.bytes, at.offset, &range)].concat()
     }
 
-    /// Returns the whole file with a client's mark.
+    /// Returns the complete file with a client's mark.
     pub fn whole(&self, key: &Key, client: u32) -> Vec<u8> {
         self.bytes(key, client, (0, self.first()), 0..u64::MAX)
     }
@@ -150,7 +150,7 @@ impl Picture {
     }
 }
 
-/// Returns the part of `bytes`, which begin at offset `start`, that lies in `range`.
+/// Returns the part of `bytes`, which begin at offset `start`, that is in `range`.
 fn cut<'a>(bytes: &'a [u8], start: u64, range: &Range<u64>) -> &'a [u8] {
     let place = |at: u64| at.saturating_sub(start).min(bytes.len() as u64) as usize;
     &bytes[place(range.start)..place(range.end).max(place(range.start))]

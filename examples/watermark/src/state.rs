@@ -1,4 +1,4 @@
-//! State of a transfer in an output continuation. The server keeps no other state of it.
+//! State of a transfer in an output continuation. The server keeps no other state of the transfer.
 //!
 //! ```text
 //!   state   print of the file 8 | client 4 | start of the answer 8
@@ -36,7 +36,7 @@ impl State {
     /// stride.
     pub fn before(&self, offset: u64) -> (usize, Checkpoint) {
         // A checkpoint has the leading bits of the byte at its offset, so this byte is produced
-        // from it.
+        // from this checkpoint.
         let n = self.checkpoints.partition_point(|at| at.offset <= offset).saturating_sub(1);
         (self.stride + n, self.checkpoints[n])
     }

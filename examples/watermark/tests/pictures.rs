@@ -12,7 +12,7 @@ use viaduct_watermark::picture::{Checkpoint, Picture};
 use viaduct_watermark::state::State;
 
 #[test]
-fn a_decoder_opens_what_is_marked_and_the_mark_is_read_back() {
+fn a_decoder_accepts_marked_files_and_their_marks_are_read_back() {
     let key = Key::new(&SECRET);
     let kinds: [&[&str]; 5] = [
         &["-quality", "75"],
@@ -53,7 +53,7 @@ fn any_range_is_the_same_from_the_checkpoints_of_any_replica() {
     let replicas = [Picture::open(&file).unwrap(), Picture::open(&file).unwrap()];
     let whole = replicas[0].whole(&key, client);
     let mut rng = Rng::from_seed(5);
-    // Parts of up to 7 strides, each continued from the part before, by the replicas in turn.
+    // Parts of up to 7 strides, each continued from the previous part, by the replicas in turn.
     let (mut stride, mut at, mut turn) = (0, replicas[0].first(), 0);
     let mut alignments = [0; 8];
     while stride < replicas[0].strides() {
@@ -80,14 +80,14 @@ fn any_range_is_the_same_from_the_checkpoints_of_any_replica() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_by_name() {
+fn unsupported_files_are_refused_with_the_reason() {
     let Some(progressive) = picture(64, 64, &["-progressive"]) else { return };
     let open = |file: &[u8]| Picture::open(file).unwrap_err().to_string();
     assert!(open(&progressive).contains("progressive"));
     let restarts = picture(64, 64, &["-restart", "1"]).unwrap();
     assert!(open(&restarts).contains("restart"));
     let file = picture(64, 64, &[]).unwrap();
-    assert!(open(b"GIF89a").contains("no JPEG"));
+    assert!(open(b"GIF89a").contains("not a JPEG"));
     // Truncated or altered files are refused or read, without a panic.
     let key = Key::new(&SECRET);
     for cut in 0..file.len() {

@@ -54,7 +54,7 @@ fn replica(file: &[u8], now: Moment) -> (Gallery, Endpoint) {
 }
 
 #[test]
-fn replicas_that_answer_in_turn_over_a_link_with_losses_make_one_picture() {
+fn replicas_that_answer_in_turn_over_a_lossy_link_produce_one_picture() {
     let Some(file) = picture(900, 700, &["-quality", "93"]) else { return };
     let whole = Picture::open(&file).unwrap().whole(&key(), CLIENT);
     let mut now = Moment::ZERO + Span::from_secs(100);

@@ -79,7 +79,7 @@ impl Partial {
 
 impl Writer {
     /// Creates a writer that continues after these bits.
-    pub fn behind(partial: Partial) -> Writer {
+    pub fn after(partial: Partial) -> Writer {
         Writer { bytes: Vec::new(), partial }
     }
 
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_wherever_it_is_cut() {
+    fn written_bits_are_read_wherever_the_writer_is_cut() {
         let values = [(0x3ff_u16, 10), (0, 1), (0xffff, 16), (5, 3), (0x7f, 7), (1, 1), (9, 16)];
         let mut whole = Writer::default();
         values.iter().for_each(|&(bits, count)| whole.put(bits, count));
@@ -127,7 +127,7 @@ mod tests {
             for (n, &(bits, count)) in values.iter().enumerate() {
                 if n == cut {
                     let carried = Partial::of(first.partial().byte()).unwrap();
-                    second = Writer::behind(carried);
+                    second = Writer::after(carried);
                 }
                 if n < cut { &mut first } else { &mut second }.put(bits, count);
             }

@@ -4,8 +4,8 @@ use super::bits::unstuffed;
 use super::huffman::Table;
 use super::{Jpeg, Wrong, part};
 
-/// Maximum number of coding units of a picture: that of a picture of 65,500 by 65,500, the largest
-/// that libjpeg reads, with one block in each unit.
+/// Maximum number of coding units of a picture: enough for 65,500 by 65,500 pixels, the largest
+/// picture that libjpeg reads, with one block in each unit.
 const MAX_UNITS: usize = 1 << 26;
 /// Maximum number of blocks in a unit (B.2.3).
 const MAX_BLOCKS: usize = 10;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   file   head: markers, tables │ scan: unit │ unit │ unit ...                 │ tail
-//!   unit   blocks; a block: tokens, each a Huffman code and the bits behind it
+//!   unit   blocks; a block: tokens, each a Huffman code and the bits after it
 //! ```
 //!
 //! Supported are baseline and extended sequential files of one scan, with 8 bits a sample, Huffman
@@ -25,7 +25,7 @@ use huffman::Table;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
     /// The file does not begin with a JPEG start marker.
-    #[error("no JPEG file")]
+    #[error("not a JPEG file")]
     NoJpeg,
     /// The file is truncated, or its lengths contradict each other.
     #[error("the file is truncated, or its lengths are wrong")]
@@ -101,7 +101,7 @@ pub struct Jpeg {
 }
 
 impl Jpeg {
-    /// Parses a file. The coded picture is decoded by [`Jpeg::unit`] only.
+    /// Parses a file. Only [`Jpeg::unit`] decodes the coded picture.
     ///
     /// # Errors
     /// Any [`Wrong`].
