@@ -1,6 +1,6 @@
-//! Handler offers from another end. Any parsed offer is one that an end can make. The agreed
+//! Handler offers from another end. Every parsed offer is an offer that an end can make. The agreed
 //! handlers are among the offered ones, and include all that this end requires. Where offers are
-//! the first bytes of a connection, only an equal offer opens it.
+//! the first bytes of a connection, only an equal offer opens the connection.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};

@@ -1,4 +1,4 @@
-//! Packets with a UDP datagram: parsed parts lie within the packet, and emitted packets parse
+//! Packets with a UDP datagram: parsed parts are within the packet, and emitted packets parse
 //! again.
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! Fake TCP. Segments near the numbers of a live connection, and arbitrary packets, arrive at a
-//! gateway: nothing panics, no reset is answered, and a connection exists only after
-//! an authentic datagram.
+//! Fake TCP. Segments with numbers near those of a live connection, and arbitrary packets, arrive
+//! at a gateway: nothing panics, no reset is answered, and a connection exists only after an
+//! authentic datagram.
 #![no_main]
 
 use std::net::SocketAddr;

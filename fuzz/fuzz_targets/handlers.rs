@@ -86,7 +86,7 @@ enum Step {
     },
 }
 
-/// Factories of the chains, made once because making keys is slow.
+/// Factories of the chains, created once because key generation is slow.
 static FACTORIES: LazyLock<Vec<Arc<[Arc<dyn Factory>]>>> = LazyLock::new(|| {
     let rng = Mutex::new(Rng::from_seed(1));
     let shell = Shell {
@@ -188,7 +188,7 @@ fuzz_target!(|input: Input| {
     if input.greeted {
         for from in [0, 1].repeat(6) {
             for end in &mut ends {
-                // Some handlers send only then.
+                // Some handlers send only after a timeout.
                 end.chain.handle_timeout(now);
                 end.act(now);
             }

@@ -1,6 +1,6 @@
 //! A gateway whose authenticated peer is malicious: it sends repairs of any content, in any order.
-//! Even then only packets between the two sites are injected, whole and with correct headers, and
-//! memory stays bounded.
+//! Even then only packets between the two sites are injected, complete and with correct headers,
+//! and memory stays bounded.
 #![no_main]
 
 use std::num::NonZeroU16;
@@ -37,7 +37,8 @@ enum Step {
     Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)>, apart: u16 },
     /// Claims of slices, each with its age in milliseconds and its number of packets.
     Claims(Vec<(Packet, u32, u16)>),
-    /// The name of a packet and then a repair of it alone, as an honest peer sends them.
+    /// The name of a packet, and then a repair that covers only this packet, as an honest peer
+    /// sends them.
     Single { first: u16, packet: Packet, fields: (u8, u8) },
     /// A request for repairs or names.
     Need { first: u64, packets: u16, repairs: u8 },

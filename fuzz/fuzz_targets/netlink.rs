@@ -1,4 +1,4 @@
-//! Netlink messages: for any bytes, parsing terminates, and messages and attributes lie within the
+//! Netlink messages: for any bytes, parsing terminates, and messages and attributes are within the
 //! bytes.
 #![no_main]
 

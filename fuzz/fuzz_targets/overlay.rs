@@ -22,7 +22,7 @@ enum Step {
     Wait { millis: u16, lost: u8 },
 }
 
-/// Keys of the nodes, made once because making keys is slow.
+/// Keys of the nodes, created once because key generation is slow.
 static KEYS: LazyLock<[SecretKey; 3]> =
     LazyLock::new(|| [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32])));
 

@@ -1,6 +1,6 @@
-//! Two gateways under any sequence of operations, with a link between them that loses, delays,
-//! repeats and alters: every injected packet was sent by the other side's hosts, byte for byte
-//! except for the fields that routers change, and memory stays bounded.
+//! Two gateways under any sequence of operations, whose link loses, delays, repeats and alters
+//! messages: every injected packet was sent by the other side's hosts, byte for byte except for the
+//! fields that routers change, and memory stays bounded.
 #![no_main]
 
 use std::collections::HashSet;

@@ -1,6 +1,6 @@
 //! Prefaces of clients, in pieces as they arrive. The exchange does not depend on how the bytes are
 //! cut, waits for at most the longest preface, and asks for a connection only from clients that
-//! give the password. Reports of hops that parse are emitted again.
+//! give the password. Reports of hops that parse are emitted unchanged.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -18,7 +18,7 @@ const BASIC: &[u8] = b"dXNlcjp3b3Jk";
 struct Input<'a> {
     protocols: [bool; 3],
     has_secret: bool,
-    /// Lengths of the first pieces; the rest arrives at once.
+    /// Lengths of the first pieces; the rest arrives in one piece.
     pieces: [u8; 6],
     bytes: &'a [u8],
 }
@@ -32,7 +32,7 @@ impl Input<'_> {
     }
 }
 
-/// Steps but waits, and the bytes that are left after the last.
+/// Steps other than waits, and the bytes that are left after the last step.
 fn steps(mut preface: Preface, pieces: &[&[u8]]) -> (Vec<Step>, Vec<u8>) {
     let (mut steps, mut waiting, mut is_over) = (Vec::new(), Vec::new(), false);
     for piece in pieces {
@@ -62,14 +62,14 @@ fuzz_target!(|input: Input| {
     }
     let (mut pieces, mut rest) = (Vec::new(), input.bytes);
     for length in input.pieces {
-        let (piece, behind) = rest.split_at(rest.len().min(length.into()));
+        let (piece, after) = rest.split_at(rest.len().min(length.into()));
         pieces.push(piece);
-        rest = behind;
+        rest = after;
     }
     pieces.push(rest);
     let whole = steps(input.preface(), &[input.bytes]);
     let in_pieces = steps(input.preface(), &pieces);
-    // Where pieces of an invalid preface end, the last reply may differ.
+    // The last reply to an invalid preface may depend on where its pieces end.
     let last = whole.0.last();
     if !matches!(last, Some(Step::Refuse(..))) {
         assert_eq!(whole, in_pieces);

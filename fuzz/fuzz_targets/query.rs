@@ -23,7 +23,7 @@ struct Input {
     cached: Vec<Cached>,
 }
 
-/// Packet in the cache: all bytes after its IP header are alike.
+/// Packet in the cache: all bytes after its IP header are equal.
 #[derive(Arbitrary, Debug)]
 struct Cached {
     v6: bool,

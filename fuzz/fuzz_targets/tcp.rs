@@ -71,8 +71,8 @@ fn sum(packet: &[u8]) -> u16 {
     internet_checksum(&[&pseudo, &packet[head..]].concat())
 }
 
-/// Checks that `after` is `before` but for at most `count` bytes in the options, and the checksum,
-/// which is correct.
+/// Checks that `after` equals `before` except for the checksum, which must be correct, and at most
+/// `count` bytes of the options.
 fn is_changed(before: &[u8], after: &[u8], count: usize) {
     let tcp = if before[0] >> 4 == 6 { 40 } else { 20 };
     let options = tcp + TCP_MIN..tcp + usize::from(before[tcp + 12] >> 4) * 4;
@@ -118,7 +118,7 @@ fuzz_target!(|input: Input| {
     segments(&input, &packet);
 });
 
-/// Parses any bytes as a packet, whole or cut off.
+/// Parses any bytes as a packet, complete or truncated.
 fn parse(bytes: &[u8]) {
     payload(bytes);
     ports(bytes);
@@ -137,7 +137,7 @@ fn parse(bytes: &[u8]) {
 /// Checks the segments that `packet` is cut into.
 fn segments(input: &Input, packet: &[u8]) {
     let offload = Offload {
-        // Small segments take long.
+        // Very small segments would make a run slow.
         segment: NonZeroU16::new(input.segment).filter(|size| size.get() >= 16),
         checksum: input.checksum.map(|(start, at)| (start.into(), at.into())),
     };

@@ -55,7 +55,7 @@ enum Step {
     Wait {
         millis: u16,
     },
-    /// The other replica, with a replay window of its own, answers from now on.
+    /// The other replica, which has its own replay window, answers later requests.
     Swap,
     /// The secrets are rotated.
     Rotate {
@@ -76,7 +76,7 @@ struct World {
     stream: Reassembly,
     up: Vec<Vec<u8>>,
     down: Vec<Vec<u8>>,
-    /// A response was altered, so the data may be altered too.
+    /// True if a response was altered. The data may then be altered as well.
     altered: bool,
     /// Addresses to which something was sent.
     answered: BTreeSet<SocketAddr>,
@@ -195,8 +195,8 @@ impl World {
         if open {
             ring.seal_user(b"stream", &mut user);
         }
-        // An address to which nothing was sent before may be a victim's. So may one that is sent an
-        // address token, even if something was sent there before.
+        // An address to which nothing was sent before may be a victim's. So may an address to which
+        // an address token is sent, even if something was sent there before.
         let (mut unproven, mut sent) = (self.answered.insert(self.from), 0);
         for (index, permit) in grant.permits().enumerate() {
             let mut payload = Payload::default();

@@ -96,7 +96,7 @@ struct World {
     asked: Vec<u32>,
     up: Vec<Vec<u8>>,
     down: Vec<Vec<u8>>,
-    /// A message was altered, so the data may be altered too.
+    /// True if a message was altered. The data may then be altered as well.
     altered: bool,
     read: std::collections::BTreeMap<u32, Vec<u8>>,
 }

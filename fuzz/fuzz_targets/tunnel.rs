@@ -80,7 +80,7 @@ fuzz_target!(|input: Input| {
             Step::Frame { link, stream, frame } => {
                 let (stream, at) = (frame.stream(*stream), usize::from(*link));
                 let bytes = emitted(stream, &frame.framed(links[at], pinged[at]));
-                // Acknowledgements do not go by the lane of their stream.
+                // Acknowledgements are not sent on the lane of their stream.
                 let lane = match frame {
                     FrameKind::Ack { .. } | FrameKind::FinAck => 0,
                     _ if input.streams => stream,

@@ -56,7 +56,7 @@ enum Step {
         millis: u16,
     },
     Dial,
-    /// A link breaks; one end is notified at once, the other at the end of the run.
+    /// A link breaks; one end is notified immediately, the other at the end of the run.
     Cut {
         link: u8,
         first: bool,

@@ -23,11 +23,11 @@ pub const MTU: usize = 1_200;
 pub const MEMORY: usize = 1 << 16;
 
 /// Operations up to the end of the input. (A `Vec` would read a byte before each operation that
-/// says whether another one follows.)
+/// says whether another operation follows.)
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 
-/// Maximum number of operations of one run, so that it takes milliseconds.
+/// Maximum number of operations of one run, so that the run takes milliseconds.
 const MAX_STEPS: usize = 128;
 
 impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
@@ -51,7 +51,7 @@ impl<'a> Arbitrary<'a> for Bytes {
     }
 }
 
-/// Secret keys of the two sides, made once because making keys is slow.
+/// Secret keys of the two sides, created once because key generation is slow.
 static SECRETS: LazyLock<[SecretKey; 2]> =
     LazyLock::new(|| [SecretKey::from_bytes([1; 32]), SecretKey::from_bytes([2; 32])]);
 
@@ -115,7 +115,8 @@ pub fn member(side: usize, coding: Coding, rack: RackConfig) -> Plane {
     Plane::new(local, vec![peer], Instant::ZERO).expect("a code that works")
 }
 
-/// A packet with `len` bytes after its IP header, from a host of `from` to one of the other side.
+/// A packet with `len` bytes after its IP header, from a host of `from` to a host of the other
+/// side.
 pub fn packet(from: usize, v6: bool, len: usize, filler: u8, fields: MutableFields) -> Vec<u8> {
     let head = if v6 { 40 } else { 20 };
     let mut packet = vec![filler; head + len];

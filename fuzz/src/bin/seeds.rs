@@ -307,7 +307,7 @@ fn offers() -> Vec<Vec<u8>> {
     [chains.map(offer).to_vec(), vec![in_band]].concat()
 }
 
-/// Queries of resolvers: for an address, and for the name of one, followed by EDNS.
+/// Queries of resolvers: for an address, and for the name of an address, followed by EDNS.
 fn questions() -> Vec<Vec<u8>> {
     let header = [0x12, 0x34, 1, 0x20, 0, 1, 0, 0, 0, 0, 0, 1];
     let edns = [0, 0, 41, 4, 0xd0, 0, 0, 0, 0, 0, 0];
