@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(ring.open_user(&sealed), Some(&b"GET /"[..]));
         assert_eq!((ring.newest().number(), sealed.len()), (2, 5 + 1 + MAC));
         ring.rotate(3, &[3; 32], 2);
-        assert_eq!(ring.open_user(&sealed), None, "its secret was dropped");
+        assert_eq!(ring.open_user(&sealed), None, "the secret was dropped");
     }
 
     #[test]

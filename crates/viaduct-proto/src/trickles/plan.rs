@@ -14,9 +14,9 @@
 //!   P: the last packet with a continuation before f     C(P): the congestion window at P
 //! ```
 //!
-//! Each request covers the packets after the previous request's packet, up to its own packet. The
-//! requests for which lost packets carried the continuations were never sent and do not count. So
-//! every lost packet is covered by exactly one request: the first request after the packet's run of
+//! Each request covers the packets after the previous request's packet, up to its own packet. A
+//! request whose continuation was in a lost packet was never sent, and does not count. So every
+//! lost packet is covered by exactly one request: the first request after the packet's run of
 //! losses.
 
 use super::epoch::Epoch;

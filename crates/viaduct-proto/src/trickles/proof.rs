@@ -16,7 +16,7 @@ use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
 use super::plan::Run;
 
-/// Maximum number of gaps in a proof, so that it fits in a packet. A client with more gaps
+/// Maximum number of gaps in a proof, so that the proof fits in a packet. A client with more gaps
 /// restarts. Many gaps occur when the first slow start loses every second packet of a window.
 pub const MAX_GAPS: usize = 480;
 

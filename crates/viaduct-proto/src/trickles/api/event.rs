@@ -133,7 +133,7 @@ impl<'m> Minisocket<'m> {
     }
 
     /// Limits the answers to messages of `most` bytes, for a path whose MTU is smaller than the
-    /// client assumes. The client requests the bytes that do not fit again.
+    /// client assumes. The client makes a new request for bytes that do not fit.
     pub fn fit(&mut self, most: usize) {
         self.grant.fit(most.saturating_sub(self.channel.overhead()));
     }

@@ -2,7 +2,7 @@
 //!
 //! Notes fill the packets with room in order, before data. The answer to an ask is put into that
 //! ask's packet, and output that no ask requested into packets without an ask, in order. The client
-//! requests the bytes that do not fit in their packet again.
+//! makes a new request for bytes that do not fit in their packet.
 
 use super::reply::{Files, Piece, Reply, Sealed, Stretch};
 use crate::trickles::client::ENDS;
@@ -128,7 +128,7 @@ fn brings(reply: &Reply) -> usize {
 
 fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
     let Some(&first) = all.first() else { return };
-    // The note is assumed to have the maximum length, as its numbers depend on the room.
+    // The note is assumed to have the maximum length, because its numbers depend on the room.
     let note = slots[first].user.len() + MAX_NOTE;
     if note > slots[first].room {
         return;

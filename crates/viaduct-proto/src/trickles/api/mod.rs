@@ -138,7 +138,7 @@ impl Endpoint {
     }
 
     /// Processes a request whose answers are sent along `to`, in messages of at most `most` bytes
-    /// (see [`Minisocket::fit`]), and queues its event. The request is copied, as the event
+    /// (see [`Minisocket::fit`]), and queues its event. The request is copied, because the event
     /// outlives the packet; [`Endpoint::accept`] avoids the copy. If the queue is full, the request
     /// is only counted, and `Ok` is returned. Errors: [`Refusal`], which is counted.
     pub fn handle(

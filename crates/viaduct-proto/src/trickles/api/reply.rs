@@ -196,8 +196,8 @@ impl Reply {
     }
 
     /// Puts `user` unchanged into the packet of permit `index`, in place of standard continuations:
-    /// for applications with a format of their own (msk_setucont). The application must seal it:
-    /// [`KeyRing::seal_user`](crate::trickles::keys::KeyRing::seal_user).
+    /// for applications with a format of their own (msk_setucont). The application must seal
+    /// `user`: [`KeyRing::seal_user`](crate::trickles::keys::KeyRing::seal_user).
     pub fn set_user(&mut self, index: usize, user: impl Into<Vec<u8>>) -> &mut Self {
         self.users.push((index, user.into()));
         self

@@ -16,7 +16,8 @@ pub trait Feed {
     /// Appends the parcel of the next request to `out`, at most `room` bytes. Returns the parcel's
     /// number, if any. [`Client::poll_settled`](super::Client::poll_settled) returns this number
     /// when no further answer to the parcel can arrive, and
-    /// [`Arrived::parcel`](super::Arrived::parcel) has it for data that answer the parcel.
+    /// [`Arrived::parcel`](super::Arrived::parcel) contains this number for data that answer the
+    /// parcel.
     fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64>;
 
     /// Announces the number of requests that may be sent now, including the next one.

@@ -22,7 +22,7 @@ use crate::trickles::proof::{self, Gaps, Range};
 /// packets before it would have to be given up and recorded.
 const REACH: u64 = 1 << 18;
 
-/// A continuation that may be returned, and its proof. The struct is small, because whole windows
+/// A continuation that may be returned, and its proof. The struct is small, because entire windows
 /// of turns are kept while the application does not read; [`Turn::step`] computes the rest.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {

@@ -85,7 +85,7 @@ impl Recovery {
         self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
     }
 
-    /// Stops the retransmission timer, as no answer is expected.
+    /// Stops the retransmission timer, because no answer is expected.
     pub(super) fn stop_restart(&mut self) {
         self.timers.stop(Timer::Restart);
     }

@@ -13,7 +13,7 @@
 //!
 //! Because of the running number, consecutive packets have different options, so segment coalescing
 //! (GRO, LRO), which requires equal options, does not join them. If a device joins two packets
-//! nevertheless, the length shows it. Packets that were split from a run ([`super::run`]) have
+//! nevertheless, the length reveals this. Packets that were split from a run ([`super::run`]) have
 //! equal options, and may be joined again: the length tells where each message ends.
 
 use crate::split::option::KIND;

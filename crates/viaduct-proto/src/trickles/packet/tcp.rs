@@ -76,8 +76,8 @@ pub struct Segment {
     /// True if windows are scaled. Only SYNs state this; it is assumed for other segments.
     pub scaled: bool,
     /// Value of the MSS option: maximum length, including options, of segments that may be sent to
-    /// the sender of this one. Routers may lower the value on a path with a smaller MTU. `u16::MAX`
-    /// if the segment is not a SYN.
+    /// the sender of this segment. Routers may lower the value on a path with a smaller MTU.
+    /// `u16::MAX` if the segment is not a SYN.
     pub largest: u16,
     /// Content of the mark option.
     pub mark: Mark,

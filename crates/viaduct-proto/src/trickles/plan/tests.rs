@@ -58,7 +58,7 @@ fn one_loss_of_eight_halves_the_window() {
     // 101 is lost. 101 to 108 are in flight, and the requests of the last four begin the next
     // epoch.
     let (again, grouped, fresh) = window(epoch(8, 8, false), &[101], 3);
-    assert_eq!((again, grouped), (vec![101], vec![109]), "the repair is one of the four");
+    assert_eq!((again, grouped), (vec![101], vec![109]), "the repair takes one of the four places");
     assert_eq!(fresh, [110, 111, 112]);
     let plan = step(epoch(8, 8, false), 105, &[Run { first: 101, count: 1 }], 3).unwrap();
     assert_eq!((plan.epoch.base, plan.epoch.start, plan.epoch.ssthresh), (109, 4, 4));

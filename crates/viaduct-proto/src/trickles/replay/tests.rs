@@ -58,7 +58,7 @@ fn a_flood_shortens_the_horizon_and_neither_uses_memory_nor_blocks_new_requests(
     assert!(replay.turned_early() > 10);
     assert!(!replay.is_fresh(at(2_000), at(0)), "evicted continuations are refused");
     let fill = 1_000_000 / replay.turned_early();
-    assert!(fill > 3_000, "a slice of 4,096 places is full with {fill}");
+    assert!(fill > 3_000, "a slice of 4,096 places is full with {fill} entries");
 }
 
 #[test]

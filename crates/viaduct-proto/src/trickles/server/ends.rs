@@ -1,5 +1,5 @@
-//! End of an epoch. An epoch ends at the first loss that is reported to the server, and at no
-//! other.
+//! End of an epoch. An epoch ends at the first loss that is reported to the server, and at no other
+//! loss.
 //!
 //! ```text
 //!   epoch   ··· ─ f ─ ─ ─ ─ L   a request reports f as lost; the survivors begin the next epoch
@@ -23,9 +23,9 @@ use crate::trickles::replay::Once;
 ///
 /// A reported first loss is contradicted by an answered request of that packet or of a later one.
 /// If more than this number of packets are in flight, a lying client can hide a contradiction, once
-/// in an epoch, at the cost of half of the window. A request without losses, in an epoch that has
-/// ended, is contradicted unless the loss that ended the epoch comes after the request's packet:
-/// among the packets, or in one of the blocks, that are looked up. So a request more than about
+/// in an epoch, at the cost of half of the window. A request that reports no losses in an epoch
+/// that has ended is contradicted, unless the loss that ended the epoch is found after the
+/// request's packet, among the packets or blocks that are looked up. So a request more than about
 /// 4,096 packets before the loss is refused.
 const MAX_LOOKUPS: usize = 64;
 
@@ -72,8 +72,8 @@ impl Server {
     }
 
     /// Returns whether an answered request shows that packet `number` has arrived. The epoch must
-    /// not have ended, so that each answered request of this packet or a later one shows its
-    /// arrival.
+    /// not have ended: only then does every answered request of this packet or a later one show the
+    /// packet's arrival.
     fn had(&self, known: &Continuation, number: u64) -> bool {
         let knows = |at| self.replay.knows(known.connection, Once::Answered(at));
         (number..known.number).take(MAX_LOOKUPS).filter(|&at| known.epoch.is_point(at)).any(knows)

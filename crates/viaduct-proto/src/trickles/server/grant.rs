@@ -69,7 +69,8 @@ impl Grant {
     }
 
     /// Limits messages to `most` bytes, for a path whose MTU is smaller than the client assumes.
-    /// The client requests the bytes that do not fit again; a group that does not fit is split.
+    /// The client makes a new request for bytes that do not fit; a group that does not fit is
+    /// split.
     pub(in crate::trickles) fn fit(&mut self, most: usize) {
         for mut item in std::mem::take(&mut self.work) {
             let len = self.templates[item.template].len();
@@ -125,7 +126,7 @@ impl Grant {
     ///   form: 0 address token, 1 fresh, 2 half, 3 again, 4 slim, above: a group of (form - 4)
     /// ```
     ///
-    /// Nonces are left out, as the other server can compute them.
+    /// Nonces are left out, because the other server can compute them.
     pub(in crate::trickles) fn write(&self, out: &mut Vec<u8>) {
         out.push(u8::from(matches!(self.event, Event::Request { .. })));
         for template in &self.templates {

@@ -66,9 +66,9 @@ impl Server {
         Ok(returned.proof.check(known.epoch.base, known.number, &mut nonces)?)
     }
 
-    /// Losses that still wait for their repair. Errors: [`Refusal::Unrepaired`] if there are any
-    /// after the first window that follows a recovery, because the repairs then count as lost; or
-    /// if `repaired` is not the xor of the repairs' nonces. The client has to restart.
+    /// Losses that still wait for their repair. Errors: [`Refusal::Unrepaired`] if such losses are
+    /// left after the first window that follows a recovery, because the repairs then count as lost;
+    /// or if `repaired` is not the xor of the repairs' nonces. The client has to restart.
     fn unrepaired(&self, known: &Continuation, repaired: Option<u64>) -> Result<Losses, Refusal> {
         let window = known.epoch.base + u64::from(known.epoch.start);
         match (known.losses.runs(), repaired) {

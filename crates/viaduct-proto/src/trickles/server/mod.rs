@@ -50,7 +50,7 @@ pub struct Settings {
     pub acks: Acks,
     /// Maximum length of a response message, in bytes; a client may ask for a lower one.
     pub message: u16,
-    /// Maximum number of lost requests that a later one makes up for: 0 to [`MAX_MADE_UP`]. The
+    /// Maximum number of lost requests that a later request makes up for: 0 to [`MAX_MADE_UP`]. The
     /// replay window shows which requests were answered. So this must be 0 if replicas with
     /// separate replay windows answer one connection in turn: to each replica, requests that
     /// another replica has answered would seem lost.
@@ -79,7 +79,7 @@ impl Default for Settings {
 /// Minimum of the message length that a client can ask for, in bytes.
 pub const MIN_MESSAGE: u16 = 512;
 /// Base of the continuation's minimum age at a restart. A second attempt is answered if the
-/// continuation is at least twice as old as this; the minimum doubles with each further attempt.
+/// continuation is at least twice this old; the minimum age doubles with each further attempt.
 const MIN_AGE: Duration = Duration::from_millis(50);
 /// Gap in the packet numbers before a restart: more than can be in flight.
 const APART: u64 = 1 << 20;
@@ -93,7 +93,7 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
-    /// Series of nonces of the request's packets. [`Server::begin`] replaces it by the series of
+    /// Series of nonces of the request's packets. [`Server::begin`] replaces it with the series of
     /// the answer's packets.
     series: u64,
 }

@@ -25,7 +25,7 @@ pub enum Refusal {
     #[error("the epoch of the continuation cannot continue: a restart is needed")]
     Expired,
     /// Continuation that was already answered, or generation that has already begun.
-    #[error("the continuation was answered already: each is valid for one request")]
+    #[error("the continuation was already answered: each continuation is valid for one request")]
     Replayed,
     /// Continuation of a generation that a restart has ended.
     #[error("generation {0} has ended: the connection was restarted")]

@@ -38,8 +38,8 @@ impl Item {
 /// if these packets were lost. Each packet is recorded in the replay window, so this bounds the
 /// number of entries that one request can use.
 const MAX_GROUPED: usize = 2_048;
-/// Maximum number of packets in a span that earlier answers have sent already. The layout of the
-/// span stops at this number. With a correct client there are no such packets.
+/// Number of packets already sent in earlier answers at which the layout of a span stops. With a
+/// correct client there are no such packets.
 const MAX_KNOWN: usize = 64;
 
 /// Index of the template for groups of the request's own epoch. They make up for lost requests, or
@@ -72,7 +72,7 @@ impl Server {
         }
         self.use_series_of(&known, at.from)?;
         // The proof is checked before the continuation is recorded as answered, so that an
-        // eavesdropper cannot use the continuation up.
+        // eavesdropper cannot consume the continuation.
         let judged = self.judge(&known, returned)?;
         let end = self.ends(&known, judged.gaps.runs())?;
         if !self.replay.note(now, connection, Once::Answered(known.number)) {

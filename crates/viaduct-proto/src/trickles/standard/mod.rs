@@ -92,7 +92,9 @@ pub enum Reason {
     #[error("the object that was being sent has changed at the server")]
     Changed,
     /// A continuation was not sealed by the server, or its secret is no longer in the ring.
-    #[error("the server does not know the continuation's secret, or has not made the continuation")]
+    #[error(
+        "the server does not know the continuation's secret, or did not issue the continuation"
+    )]
     Unknown,
     /// The server failed.
     #[error("the server failed")]

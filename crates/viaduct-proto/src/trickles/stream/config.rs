@@ -48,7 +48,7 @@ pub enum Failure {
     /// The output is longer than the reserved positions.
     #[error("the answer is longer than the {0} bytes that were reserved for it")]
     TooLong(u64),
-    /// Output bytes are missing that no continuation yields, and no answer to a request in flight
+    /// Output bytes are missing, no continuation yields them, and no answer to a request in flight
     /// will contain them.
     #[error(
         "cannot request the next bytes of the answer: the server has sent no continuation for them"

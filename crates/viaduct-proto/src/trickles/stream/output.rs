@@ -140,8 +140,8 @@ impl Output {
         if here || self.data.is_readable() { self.continuations.len() } else { 0 }
     }
 
-    /// Returns whether bytes are missing that no continuation yields, when nothing is in flight.
-    /// `over` is true if no further input can produce them.
+    /// Returns whether bytes are missing and no continuation yields them. To be called only when
+    /// nothing is in flight. `over` is true if no further input can produce them.
     pub(super) fn is_stuck(&self, over: bool) -> bool {
         let position = self.position();
         let here = self.choose(position).is_some() || self.data.is_readable();

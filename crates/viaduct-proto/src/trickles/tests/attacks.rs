@@ -140,7 +140,7 @@ fn a_replayed_request_is_answered_once() {
 }
 
 #[test]
-fn a_larger_window_than_was_given_is_refused() {
+fn a_forged_larger_window_is_refused() {
     let (mut server, window) = begun();
     let mut forged = window[0].clone();
     // The first byte of startCwnd.
@@ -167,7 +167,8 @@ fn a_hidden_loss_is_refused_and_a_reported_one_halves_the_window() {
         let message = request(0, kept, &ranges(&window[..=first]));
         assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
     }
-    // A refusal does not use the continuation up, as an eavesdropper may have sent the request.
+    // A refusal does not consume the continuation, because an eavesdropper may have sent the
+    // request.
     let received = [&window[..2], &window[3..]].concat();
     let mut brought = 0;
     for last in 3..=10 {
@@ -198,7 +199,7 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
     assert_eq!(
         (begun.len(), epoch.ssthresh),
         (5, 5),
-        "as after a loss, which the client need not have reported"
+        "as after a loss, because the client need not report earlier losses"
     );
     // The continuations at the old address are invalid.
     let old = request(0, &window[1], &ranges(&window[..2]));

@@ -145,7 +145,7 @@ fn alone() -> Settings {
 
 #[test]
 fn packets_may_overtake_each_other() {
-    // Packets take no time on the wire, so even 1 ms of jitter reorders whole windows.
+    // Packets take no time on the wire, so even 1 ms of jitter reorders entire windows.
     for (jitter, restarts, seconds) in [(1, 0, 8), (5, 2, 8), (20, 8, 16)] {
         let mut ends = Vec::new();
         for settings in [alone(), Settings::default()] {
@@ -189,7 +189,7 @@ fn a_client_that_was_cut_off_for_an_hour_resumes() {
 }
 
 #[test]
-fn secrets_are_rotated_in_the_middle() {
+fn secrets_are_rotated_during_a_transfer() {
     let mut net = Net::new(2, alone());
     for number in 2..10 {
         net.run(at(u64::from(number) * 60));
@@ -213,7 +213,7 @@ fn replicas_answer_in_turn() {
                 Replay::new(1 << 22, Duration::from_secs(30), [5, 6, 7, 8], Instant::ZERO)
             });
             net.finish();
-            assert_eq!((net.now, net.restarts()), (single.now, 0), "as one server would");
+            assert_eq!((net.now, net.restarts()), (single.now, 0), "like a single server");
             let stats: Vec<_> = net.servers.iter().map(Server::stats).collect();
             let least = stats.iter().map(|stats| stats.answered).min().unwrap_or(0);
             let total: u64 = stats.iter().map(|stats| stats.answered).sum();
@@ -240,7 +240,7 @@ fn another_server_continues_after_a_server_is_killed() {
     assert!(!net.is_done());
     net.servers = vec![server(Settings::default(), net.now)];
     net.finish();
-    assert_eq!(net.restarts(), 0, "not a packet is lost");
+    assert_eq!(net.restarts(), 0, "no packet is lost");
 }
 
 #[test]

@@ -261,7 +261,7 @@ fn a_crowd_fills_a_link_and_shares_it() {
 }
 
 #[test]
-#[ignore = "takes a minute: the numbers of clients of the paper's figure"]
+#[ignore = "takes a minute: up to 6,000 clients, as in the paper's figure"]
 fn thousands_share_a_link() {
     for clients in [1, 10, 100, 1_000, 3_000, 6_000] {
         measure("rate=100M,delay=500us,queue=250kB", clients, [4, 8], false);

@@ -12,7 +12,7 @@ fn a_request_makes_up_for_lost_requests_before_it() {
     // five packets have arrived.
     let message = request(0, &window[4], &ranges(&window[..5]));
     let answer = serve(&mut server, at(200), address(), LENGTH, &message);
-    assert_eq!(answer.len(), 3, "a group, and two packets of its own");
+    assert_eq!(answer.len(), 3, "a group, and two packets for this request");
     let Form::Group(group) = Response::parse(&answer[0]).unwrap().form else { panic!() };
     let numbers: Vec<u64> = group.packets().map(|(number, ..)| number).collect();
     let base = window[0].number;

@@ -102,5 +102,5 @@ fn a_delay_that_grows_forty_times_is_measured() {
         "{} bytes in ten round trips",
         after - before
     );
-    assert!(has.restarts <= had.restarts, "it restarts again and again: {has:?}");
+    assert!(has.restarts <= had.restarts, "the client restarts again and again: {has:?}");
 }

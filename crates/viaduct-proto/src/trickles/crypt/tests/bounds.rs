@@ -1,4 +1,4 @@
-//! Limits on the CPU time that attackers can use up, and the effects of dropped secrets.
+//! Limits on the CPU time that attackers can consume, and the effects of dropped secrets.
 
 use super::{Client, START, answers, entropy, identity, replica, way_back};
 use crate::time::Duration;

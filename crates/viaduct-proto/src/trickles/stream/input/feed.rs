@@ -13,7 +13,7 @@ const EAGER: u64 = 32 << 10;
 impl Inputs {
     /// The ready streams whose input the next request may carry, in round-robin order.
     fn in_turn(&self) -> Vec<u32> {
-        // An answer contains the output of one input only, so each input gets a request of its own
+        // An answer contains the output of only one input, so each input gets a request of its own
         // if possible.
         let each = self.ready.len() <= self.spare;
         let most = if each { 1 } else { MAX_SEGMENTS };

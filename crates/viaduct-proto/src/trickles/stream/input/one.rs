@@ -174,8 +174,8 @@ impl Input {
     /// false if the note is not new.
     pub(super) fn advance(&mut self, taken: usize, parcel: Option<u64>) -> bool {
         let (mut left, mut done) = (taken, None);
-        // A segment that only marks the end has no bytes, so only its answer acknowledges it, not
-        // the position.
+        // A segment that only marks the end has no bytes, so it is acknowledged by its answer, and
+        // not by the position.
         let is_done = |first: &Flight, left| match first.bytes {
             0 => Some(first.parcel) == parcel,
             bytes => bytes <= left,
