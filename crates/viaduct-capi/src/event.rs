@@ -14,7 +14,7 @@ use viaduct_proto::trickles::standard::{Place, Valid};
 
 use crate::convert::{count, values};
 
-/// Value of `ask` for bytes that were not asked for.
+/// Value of `ask` for bytes that no ask has requested.
 const UNASKED: c_int = -1;
 
 /// `minisock`: the right to answer an event.
@@ -126,8 +126,8 @@ impl Minisock {
     }
 
     /// Adds bytes to the reply; the bytes for one ask must be contiguous, and all bytes without an
-    /// ask must belong to one stream. Returns false if that is violated, or if the ask does not
-    /// exist or belongs to another stream.
+    /// ask must belong to one stream. Returns false if one of these rules is violated, or if the
+    /// ask does not exist or belongs to another stream.
     #[must_use]
     pub(crate) fn put(&mut self, range: &Range, piece: Piece) -> bool {
         let Range { ask, stream, position, ends } = *range;

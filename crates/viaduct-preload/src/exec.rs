@@ -1,6 +1,6 @@
 //! The functions of libc that start programs. The new programs are wrapped as well, even if their
-//! environment was cleared. Programs that are missed, for example by `execl` after `clearenv`, are
-//! still captured by seccomp.
+//! environment was cleared. Programs that this library misses, for example after `clearenv` and
+//! `execl`, are still captured by seccomp.
 
 use std::ffi::{c_char, c_int, c_void};
 

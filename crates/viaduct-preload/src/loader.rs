@@ -1,7 +1,8 @@
-//! Symbol of glibc's loader that musl's lacks. The statically linked unwinder (see `build.rs`)
-//! calls it to find the object that contains an address. Nothing here needs to unwind, because a
-//! panic aborts at the first `extern "C"` function, so this stub always reports that there is no
-//! such object. The symbol is hidden, so that programs use the symbol of their own loader.
+//! Symbol of glibc's loader that musl's loader lacks. The statically linked unwinder (see
+//! `build.rs`) calls it to find the object that contains an address. Nothing here needs to unwind,
+//! because a panic aborts at the first `extern "C"` function, so this stub always reports that
+//! there is no such object. The symbol is hidden, so that programs use the symbol of their own
+//! loader.
 
 use std::arch::global_asm;
 

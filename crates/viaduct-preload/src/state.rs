@@ -102,7 +102,7 @@ pub(crate) fn state() -> Wrapped {
         // SAFETY: the state is no longer written at this stage.
         READY => Wrapped::By(unsafe { &*STATE.0.get() }),
         NOT_WRAPPED => Wrapped::No,
-        // Includes the case that another thread is still asking the master, before `main`.
+        // Includes the case in which another thread is still asking the master, before `main`.
         _ => Wrapped::Unreachable,
     }
 }

@@ -44,6 +44,6 @@ mod tests {
         assert_eq!(clock.advance(at(2_000), at(16)), at(2_000), "set forward");
         assert_eq!(clock.advance(at(1_900), at(116)), at(2_050), "set back by 200");
         assert_eq!(clock.advance(at(2_100), at(316)), at(2_150));
-        assert_eq!(clock.advance(at(2_300), at(516)), at(2_300), "it has caught up");
+        assert_eq!(clock.advance(at(2_300), at(516)), at(2_300), "the time of day has caught up");
     }
 }

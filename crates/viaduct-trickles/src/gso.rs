@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_a_client_go_together_and_none_overtakes_another() {
+    fn packets_of_a_client_form_runs_and_are_not_reordered() {
         let queued = [
             (1, 100, 0),
             (2, 100, 0),

@@ -1,5 +1,4 @@
-//! Lookup of this host's local addresses, to ignore packets that a tap sees but that are only
-//! forwarded.
+//! Lookup of this host's local addresses, to ignore forwarded packets that a tap sees.
 
 use std::io;
 use std::net::IpAddr;

@@ -23,7 +23,7 @@ impl<K: Eq + Hash + Copy, T: Copy> LookupCache<K, T> {
         LookupCache { entries: HashMap::new(), expires: Instant::ZERO }
     }
 
-    /// The result for `key`. Calls `look_up` if there is none, or if it has expired.
+    /// The result for `key`. Calls `look_up` if there is no result, or if the result has expired.
     pub(crate) fn get(&mut self, now: Instant, key: K, look_up: impl FnOnce() -> T) -> T {
         if let Some(&(value, until)) = self.entries.get(&key)
             && now < until

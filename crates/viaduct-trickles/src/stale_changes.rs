@@ -1,9 +1,9 @@
 //! Cleanup of rules that killed clients have left behind.
 //!
 //! The journal of a server is named after its port, and the journal of a proxy after the proxy, so
-//! each finds its journal at its next start. The journal of a run, or of a C program, is named
-//! after the process ID, so later processes use other names. Therefore the next run or C program
-//! reverts the changes of processes that no longer exist.
+//! servers and proxies find their journals at their next start. The journal of a run, or of a C
+//! program, is named after the process ID, so later processes use other names. Therefore the next
+//! run or C program reverts the changes of processes that no longer exist.
 
 use std::ffi::OsStr;
 use std::fs;

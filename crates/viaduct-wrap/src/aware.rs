@@ -84,7 +84,7 @@ mod tests {
         }
 
         #[test]
-        fn parsed_requests_are_emitted_alike(bytes: Vec<u8>) {
+        fn parsed_requests_are_emitted_unchanged(bytes: Vec<u8>) {
             if let Some(ask) = Ask::parse(&bytes) {
                 prop_assert_eq!(ask.emit(), Some(bytes.clone()));
             }

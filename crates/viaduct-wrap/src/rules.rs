@@ -22,7 +22,7 @@ pub const MAX_LINES: usize = 128;
 pub enum Fate {
     /// Refused: the program receives an error.
     Refuse = 0,
-    /// Left to the kernel: it goes direct.
+    /// Left to the kernel: the flow goes direct.
     Leave = 1,
     /// Diverted to the chain.
     Divert = 2,

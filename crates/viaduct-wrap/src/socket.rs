@@ -32,7 +32,7 @@ pub const LONGEST: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-#[allow(missing_docs, reason = "they are named as the kernel names them, without their E")]
+#[allow(missing_docs, reason = "the kernel's names without the E")]
 impl Errno {
     /// Success.
     pub const NONE: Errno = Errno(0);

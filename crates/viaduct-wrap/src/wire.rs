@@ -149,7 +149,7 @@ impl Request {
         bytes
     }
 
-    /// Parses a request; `None` if `bytes` are not one.
+    /// Parses a request; `None` if `bytes` are not a request.
     pub fn parse(bytes: &[u8]) -> Option<Request> {
         if bytes.len() != REQUEST {
             return None;
@@ -219,7 +219,7 @@ impl Answer {
         ANSWER
     }
 
-    /// Parses an answer; `None` if `bytes` are not one.
+    /// Parses an answer; `None` if `bytes` are not an answer.
     pub fn parse(bytes: &[u8]) -> Option<Answer> {
         let mut rest = Reader { bytes };
         let kind = rest.head()?;

@@ -84,8 +84,8 @@ pub(crate) unsafe extern "C" fn getsockopt(
     returned(result) as c_int
 }
 
-/// Returns the error with which this socket's flow has failed, from the master; `None` if it has
-/// not failed. Fails if no descriptor is left.
+/// Returns the master's error for this socket's flow; `None` if the flow has not failed. Fails if
+/// no descriptor is left.
 fn refusal(fd: c_int) -> Result<Option<c_int>, c_int> {
     let Wrapped::By(state) = state() else { return Ok(None) };
     if peer_of(fd, state.word).is_some() || !socket_of(fd).is_some_and(Socket::is_of_ip) {

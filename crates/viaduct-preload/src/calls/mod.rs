@@ -183,7 +183,7 @@ pub(crate) unsafe extern "C" fn syscall(
             }
             libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_sendmmsg => sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long,
-            // io_uring would bypass this library. Its callers have a fallback.
+            // io_uring would bypass this library. Programs that use io_uring have a fallback.
             libc::SYS_io_uring_setup
                 if matches!(state(), Wrapped::By(_) | Wrapped::Unreachable) =>
             {

@@ -18,7 +18,7 @@ use crate::egress::Egress;
 
 /// ICMP type and code of the error for a datagram that is too long.
 const TOO_BIG_V4: [u8; 2] = [3, 4];
-/// The same in ICMPv6.
+/// ICMPv6 type and code of the error for a packet that is too long.
 const TOO_BIG_V6: [u8; 2] = [2, 0];
 
 /// Receiving side of a client's port.
