@@ -18,8 +18,8 @@ use viaduct_proto::wire::ip::{self, Header, MutableFields};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// 0 modulo 8 if the handshake is done, so that the gateway also sends. This is rare, because
-    /// handshakes would take most of the time.
+    /// If this is 0 modulo 8, the handshake is done first, so that the gateway also sends. This is
+    /// rare, because handshakes would take most of the time.
     up: u8,
     /// True if both gateways are members of racks.
     in_racks: bool,

@@ -136,7 +136,7 @@ impl World {
                     let mut twin = Twin::default();
                     twin.known[end] = true;
                     twin.broken = !self.wires.contains_key(&id.link);
-                    assert!(self.streams.insert(id, twin).is_none(), "a number once");
+                    assert!(self.streams.insert(id, twin).is_none(), "the number is new");
                 }
             }
             Step::Write { end, which, count } => self.at(end, which, |tunnel, twin, end, id| {
@@ -241,7 +241,7 @@ impl World {
             while let Some(event) = tunnel.poll_event() {
                 match event {
                     Event::Opened { id, .. } => {
-                        self.streams.get_mut(&id).expect("opened by the other").known[end] = true;
+                        self.streams.get_mut(&id).expect("by the other end").known[end] = true;
                         tunnel.accept(id);
                     }
                     Event::Finished(id) => {

@@ -9,9 +9,10 @@
 //!
 //! A continuation covers the part between its first and last checkpoint. The next continuation is
 //! computed when the client asks for the second half of the part. Three packets of this half carry
-//! the next continuation in addition to their data (msk_setucont); the client requests data that
-//! does not fit again. Any of the three packets is sufficient. The last of them also carries the
-//! last byte of the part, so a client that has the complete part also has the next continuation.
+//! the next continuation in addition to their data (msk_setucont); the client makes a new request
+//! for data that does not fit. Any of the three packets is sufficient. The last of them also
+//! carries the last byte of the part, so a client that has the complete part also has the next
+//! continuation.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

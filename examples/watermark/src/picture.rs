@@ -22,8 +22,8 @@ use ring::digest;
 use crate::jpeg::{Jpeg, Partial, Writer, Wrong};
 use crate::mark::{Key, Mark};
 
-/// Approximate bytes of the file between two checkpoints. To produce a range, less than one stride
-/// before it is computed and discarded.
+/// Approximate bytes of the file between two checkpoints. Producing a range also computes, and
+/// discards, less than one stride before the range.
 const STRIDE: usize = 4096;
 
 /// Source file with its index, ready to be marked.

@@ -6,7 +6,7 @@
 //!   unit   blocks; a block: tokens, each a Huffman code and the bits after it
 //! ```
 //!
-//! Supported are baseline and extended sequential files of one scan, with 8 bits a sample, Huffman
+//! Baseline and extended sequential files of one scan are supported, with 8 bits a sample, Huffman
 //! coding and no restart intervals, as `cjpeg` and cameras write them. Coefficients are copied, not
 //! recomputed, so only a mark changes the picture. A block depends on the blocks before it in the
 //! scan only through the bit position at which it begins.
