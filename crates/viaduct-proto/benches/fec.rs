@@ -148,7 +148,7 @@ impl Owned {
     }
 }
 
-/// Repairs that `encoder` makes of `packets`, the first of which is packet 1.
+/// Repairs that `encoder` builds from `packets`, the first of which is packet 1.
 fn repairs(encoder: &mut dyn Encoder, packets: &[Vec<u8>]) -> Vec<Owned> {
     let mut repairs = Vec::new();
     for packet in packets {
@@ -215,8 +215,8 @@ fn linear(c: &mut Criterion<ThreadTime>) {
     }
 }
 
-/// reed-solomon-erasure and reed-solomon-simd, on whole blocks, as their interfaces require. Their
-/// packets are already in one block and of one size; those of our coders arrive one by one.
+/// reed-solomon-erasure and reed-solomon-simd, on complete blocks, as their interfaces require.
+/// Their packets are already in one block and of one size; those of our coders arrive one by one.
 fn others(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "others");
     for (r, c) in [(10, 3), (20, 10)] {

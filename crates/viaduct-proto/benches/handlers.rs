@@ -1,5 +1,5 @@
-//! Handlers at work: a chain at each end of a flow, joined without a network, both on one
-//! thread. Each figure therefore covers the work of both ends; one end takes about half of the
+//! Throughput of handlers: one chain at each end of a flow, connected without a network and run by
+//! one thread. Each figure therefore covers the work of both ends; one end takes about half of the
 //! time.
 //!
 //! - *nothing*: the chains alone, which pass the data on.
@@ -83,7 +83,7 @@ impl Flow {
     fn carry(&mut self, data: &Bytes) {
         let mut left = data.len();
         for at in (0..data.len()).step_by(PIECE) {
-            // A driver also reads into memory of its own.
+            // A driver also copies data into its own memory when it reads.
             let piece = Bytes::copy_from_slice(&data[at..data.len().min(at + PIECE)]);
             assert!(self.chains[0].write(self.now, piece), "the flow takes bytes");
             left -= self.settle().min(left);

@@ -1,6 +1,6 @@
-//! Whole packet plane, as a gateway drives it: two planes after their handshake, in virtual time,
-//! with packets of 1500 bytes and the code (8,3), I=(1,20,40). Throughput counts bytes of source
-//! data.
+//! Complete packet plane, as a gateway drives it: two planes after their handshake, in virtual
+//! time, with packets of 1500 bytes and the code (8,3), I=(1,20,40). Throughput counts bytes of
+//! source data.
 //!
 //! - *encode*: normalise, name, add to three bins, write the recipe, seal the repair; what a
 //!   gateway does with each packet that leaves. The datagrams are taken and dropped.
@@ -90,17 +90,17 @@ impl Gateway {
     }
 
     /// Processes the datagrams that the other gateway sent.
-    fn hear(&mut self, datagrams: &mut [Vec<u8>]) {
+    fn receive(&mut self, datagrams: &mut [Vec<u8>]) {
         let from = SocketAddr::from(([192, 0, 2, 3 - self.number], 7400));
         for datagram in datagrams {
             self.plane.handle_datagram(self.now, from, datagram);
         }
     }
 
-    fn said(&mut self) -> Vec<Vec<u8>> {
-        let said = self.plane.transmits().map(|(_, datagram)| datagram.to_vec()).collect();
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        let sent = self.plane.transmits().map(|(_, datagram)| datagram.to_vec()).collect();
         self.plane.clear_transmits();
-        said
+        sent
     }
 }
 
@@ -110,8 +110,8 @@ fn pair() -> (Gateway, Gateway) {
     for _ in 0..10 {
         a.wake();
         b.wake();
-        b.hear(&mut a.said());
-        a.hear(&mut b.said());
+        b.receive(&mut a.sent());
+        a.receive(&mut b.sent());
         a.now += Duration::from_millis(200);
         b.now = a.now;
     }
@@ -162,7 +162,7 @@ fn limits(c: &mut Criterion<ThreadTime>) {
 fn encode(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "plane", BATCH);
     let (mut a, _) = pair();
-    // The plane alters the packets handed in; a second time has no further effect.
+    // The plane normalises these packets in place; doing so repeatedly has no further effect.
     let mut sources = packets(&mut Rng::from_seed(1), BATCH);
     group.bench_function("encode (8,3)", |b| {
         b.iter(|| {
@@ -195,7 +195,7 @@ fn arrivals(a: &mut Gateway, rng: &mut Rng) -> Vec<Arrival> {
         a.now += GAP;
         a.wake();
         let lost = rng.chance(0.01);
-        ((!lost).then_some(packet), a.said())
+        ((!lost).then_some(packet), a.sent())
     };
     packets.into_iter().map(send).collect()
 }
@@ -213,7 +213,7 @@ fn decode(c: &mut Criterion<ThreadTime>) {
                     if let Some(packet) = packet {
                         b.plane.handle_incoming(b.now, b.now, packet);
                     }
-                    b.hear(datagrams);
+                    b.receive(datagrams);
                 }
                 b.wake();
                 black_box(b.plane.injections().iter().map(<[u8]>::len).sum::<usize>());

@@ -9,7 +9,7 @@ use std::{env, fs};
 
 use serde_json::Value;
 
-/// Promise: group and name of a benchmark, and the least Gb/s of source data, if any.
+/// Promise: group and name of a benchmark, and the minimum Gb/s of source data, if any.
 type Promise = (&'static str, &'static str, Option<f64>);
 
 const PROMISES: [Promise; 8] = [
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     if all_hold { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Build directory of cargo: this program lies in `<target>/<profile>/examples`.
+/// Build directory of cargo: this program is in `<target>/<profile>/examples`.
 fn target() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
     program.ancestors().nth(3).map_or_else(|| "target".into(), Path::to_owned)

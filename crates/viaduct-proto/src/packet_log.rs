@@ -1,9 +1,9 @@
-//! Log of packets: their bytes lie back to back in segments, and the oldest packets are
+//! Log of packets. Their bytes are stored contiguously in segments, and the oldest packets are
 //! dropped first.
 //!
-//! The log allocates memory as packets are added, and frees it segment by segment. A new segment
-//! has an eighth of the log's memory, within bounds. So a log with few packets takes little memory,
-//! and one with many packets wastes little at the ends of segments.
+//! The log allocates memory as packets are added, and frees it segment by segment. The size of a
+//! new segment is an eighth of the log's memory, within bounds. So a log with few packets takes
+//! little memory, and one with many packets wastes little at the ends of segments.
 //!
 //! ```text
 //!   segments   ░░░▓▓▓▓▓▓ │ ▓▓▓▓▓▓▓▓▓ │ ▓▓▓▓          ░ dropped packets
@@ -17,7 +17,7 @@ const MIN_SEGMENT: usize = 4 << 10;
 /// Maximum size of a segment, in bytes. A longer packet has a segment of its own.
 const MAX_SEGMENT: usize = 64 << 10;
 
-/// Log of packets, found by their index from the oldest one.
+/// Log of packets, indexed from the oldest one.
 #[derive(Debug, Default)]
 pub(crate) struct PacketLog {
     segments: VecDeque<Vec<u8>>,
@@ -94,7 +94,7 @@ impl PacketLog {
         }
     }
 
-    /// Packets from index `from` on, oldest first.
+    /// Packets from index `from` to the newest, oldest first.
     pub(crate) fn range(&self, from: usize) -> impl Iterator<Item = &[u8]> + Clone {
         self.entries.range(from..).map(|entry| self.bytes(*entry))
     }
@@ -164,7 +164,7 @@ mod tests {
     proptest! {
         /// Compares the log with a list of all packets, of which it must hold a suffix.
         #[test]
-        fn the_newest_packets_are_there_whole(
+        fn the_newest_packets_are_kept_unchanged(
             steps in prop::collection::vec((0..4_u8, 0..9_000_usize, 0..9_usize), 1..200),
         ) {
             let (mut log, mut twin) = (PacketLog::default(), VecDeque::new());
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_takes_what_its_packets_need_and_gives_it_back() {
+    fn memory_follows_the_packets_and_is_freed() {
         let mut log = PacketLog::default();
         log.push(&[&[0; 100]]);
         assert!(log.held() < 6 << 10, "{}", log.held());

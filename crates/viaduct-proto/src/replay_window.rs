@@ -72,8 +72,8 @@ mod tests {
     use crate::rng::Rng;
     use std::collections::HashSet;
 
-    /// Compares a window with the set of all numbers seen. A number is up to about `far` below the
-    /// highest before it.
+    /// Compares a window with the set of all numbers seen. Each number is at most about `far` below
+    /// the highest earlier one.
     fn agrees<const WORDS: usize>(numbers: usize, far: u64) {
         let span = (WORDS as u64 - 1) * 64;
         let (mut window, mut rng) = (ReplayWindow::<WORDS>::default(), Rng::from_seed(3));

@@ -40,23 +40,23 @@ const RATES: [Unit; 6] = [
     ("T", 1_000_000_000_000),
 ];
 
-/// Parses a size in bytes. `None` if `text` is no size.
+/// Parses a size in bytes. `None` if `text` is not a size.
 pub fn size(text: &str) -> Option<u64> {
     scaled(text, &SIZES)
 }
 
-/// Formats a size as [`size`] reads it: `256K`.
+/// Formats a size in the syntax of [`size`]: `256K`.
 pub fn size_text(bytes: u64) -> String {
     unscaled(bytes, &SIZES[..5])
 }
 
-/// Parses a rate in bits a second. `None` if `text` is no rate.
+/// Parses a rate in bits a second. `None` if `text` is not a rate.
 pub fn rate(text: &str) -> Option<u64> {
     let bits = text.strip_suffix("bit/s").or_else(|| text.strip_suffix("bit"));
     scaled(bits.unwrap_or(text).trim_end(), &RATES)
 }
 
-/// Formats a rate as [`rate`] reads it: `2M`.
+/// Formats a rate in the syntax of [`rate`]: `2M`.
 pub fn rate_text(bits: u64) -> String {
     unscaled(bits, &RATES)
 }

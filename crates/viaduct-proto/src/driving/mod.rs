@@ -80,7 +80,7 @@ fn some_bytes(rng: &mut Rng, most: u64) -> Vec<u8> {
     bytes
 }
 
-/// All handlers of the registry, with as few settings as possible.
+/// All handlers of the registry, with minimal settings.
 const HANDLERS: [&str; 11] = [
     "compress",
     "congestion",
@@ -96,7 +96,7 @@ const HANDLERS: [&str; 11] = [
 ];
 
 #[test]
-fn all_handlers_are_held_to_the_contract() {
+fn all_handlers_are_tested() {
     let held: Vec<&str> = HANDLERS.iter().map(|text| text.split(':').next().unwrap()).collect();
     let registry = crate::handlers::registry(&shell());
     for about in registry.about() {

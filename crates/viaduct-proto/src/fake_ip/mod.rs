@@ -1,6 +1,6 @@
 //! Remote names: a program's DNS queries are answered with fake IPs, addresses that stand for a
-//! name on this machine only. A connection to a fake IP is made to its name instead, which is
-//! passed on unresolved and looked up at the far end. No query leaves the machine.
+//! name on this machine only. A connection to a fake IP becomes a connection to the name, which is
+//! passed on unresolved and resolved at the far end. No DNS query leaves the machine.
 //!
 //! ```text
 //!   program ── A mars.example? ──▶ FakeIpPool::answer ── 198.18.0.7 ──▶ program

@@ -154,8 +154,8 @@ impl FakeIpPool {
         Some(name)
     }
 
-    /// Destination of a flow to `to`: the name of a fake IP, or any other address itself. `None`
-    /// for a fake IP without a name.
+    /// Destination of a flow to `to`: the name if `to` is a fake IP, otherwise `to` itself. `None`
+    /// if `to` is a fake IP without a name.
     pub fn destination(&mut self, to: SocketAddr) -> Option<Address> {
         if !self.prefix.contains(to.ip()) {
             return Some(Address::Ip(to));

@@ -8,7 +8,7 @@ use super::wire::{A, AAAA, PTR, Query, Reply};
 use super::*;
 use crate::flow::Address;
 
-/// A question as resolvers write it.
+/// A query as resolvers send it.
 fn question(name: &str, kind: u16) -> Vec<u8> {
     let mut packet = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.').filter(|label| !label.is_empty()) {
@@ -23,7 +23,7 @@ fn code(answer: &[u8]) -> u8 {
     answer[3] & 0xf
 }
 
-/// The last bytes of an answer that has one record.
+/// Address in an answer with one record: its last bytes.
 fn address(answer: &[u8]) -> IpAddr {
     let n = answer.len();
     match answer[n - 5] == 4 && answer[n - 6] == 0 {
@@ -66,7 +66,7 @@ fn v6_digits(ip: IpAddr) -> String {
 }
 
 #[test]
-fn queries_for_no_host_name_have_no_address_and_localhost_is_this_machine() {
+fn only_host_names_have_an_address_and_localhost_is_this_machine() {
     let mut pool = FakeIpPool::new(FakeIpPrefix::default());
     let mut answer = |name: &str, kind| pool.answer(&question(name, kind)).unwrap();
     assert_eq!(address(&answer("localhost", A)).to_string(), "127.0.0.1");
@@ -89,7 +89,7 @@ fn the_least_recently_used_name_is_evicted_when_the_pool_is_full() {
     for n in 0..252 {
         pool.fake_ip(&format!("n{n}"), true);
     }
-    assert_eq!(pool.name_of(first).as_deref(), Some("first"), "it is used");
+    assert_eq!(pool.name_of(first).as_deref(), Some("first"), "used more recently");
     assert_eq!(pool.fake_ip("one more", true), second);
     assert_eq!(pool.name_of(second).as_deref(), Some("one more"));
     assert_ne!(pool.fake_ip("second", true), second);
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_question_is_none(name in "[a-z]{1,9}(\\.[a-z0-9-]{1,20}){0,5}", cut in 0usize..200) {
+    fn a_cut_query_is_rejected(name in "[a-z]{1,9}(\\.[a-z0-9-]{1,20}){0,5}", cut in 0usize..200) {
         let packet = question(&name, A);
         let query = Query::parse(&packet).unwrap();
         prop_assert_eq!(query.name.as_deref(), Some(&name[..]));

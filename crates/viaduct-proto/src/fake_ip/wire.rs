@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   0   id 2 │ flags 2: QR, opcode 4, AA, TC, RD │ RA, Z 3, rcode 4
-//!   4   questions 2, 1 │ answers 2 │ authorities 2 │ others 2
+//!   4   questions 2 (= 1) │ answers 2 │ authority 2 │ additional 2
 //!   12  question: labels of 1 to 63 bytes, each after its length, then 0 │ type 2 │ class 2
 //!       answer: c0 0c, the question's name │ type 2 │ class 2 │ TTL 4 │ length 2 │ data
 //! ```
 //!
-//! Bytes after the question, such as EDNS, are ignored.
+//! Numbers after a field are its length in bytes; in the flags, in bits. Bytes after the question,
+//! such as EDNS, are ignored.
 
 use std::net::IpAddr;
 
@@ -49,7 +50,7 @@ pub struct Query<'a> {
 pub enum Reply {
     /// Address record.
     Address(IpAddr),
-    /// Name record.
+    /// Host name (PTR record).
     Name(String),
     /// No data: the name exists, but has no record of this type.
     Nothing,
@@ -109,8 +110,8 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Reads the name at the start of a question; returns it, if it is a host name, with the number of
-/// bytes read. `None` if the name has no end, is longer than [`LONGEST`], or contains a pointer,
+/// Reads the name at the start of a question. Returns the name if it is a host name, and the number
+/// of bytes read. `None` if the name has no end, is longer than [`LONGEST`], or contains a pointer,
 /// which the first name of a packet cannot contain.
 fn name(bytes: &[u8]) -> Option<(Option<String>, usize)> {
     let (mut name, mut at, mut of_host) = (String::new(), 0, true);

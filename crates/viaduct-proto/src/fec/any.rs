@@ -19,7 +19,8 @@ pub enum Code {
 }
 
 impl Code {
-    /// Refuses invalid parameters, and warns of unwise ones. Errors: as the code's own `check`.
+    /// Refuses invalid parameters, and warns of unwise ones. Errors: those of the code's own
+    /// `check`.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         match self {
             Code::Layered(parameters) => parameters.check(),
@@ -39,7 +40,7 @@ impl Code {
 
     /// Creates an encoder of this code whose first packet has number `first_seq`. To change the
     /// code of a running stream, flush the old encoder and give the new one its
-    /// [`next_seq`](Encoder::next_seq). Errors: as [`Code::check`].
+    /// [`next_seq`](Encoder::next_seq). Errors: those of [`Code::check`].
     pub fn build_encoder(&self, first_seq: Seq) -> Result<Box<dyn Encoder>, Error> {
         Ok(match self {
             Code::Layered(p) => Box::new(layered::Encoder::new(p.clone(), first_seq)?),
@@ -83,16 +84,16 @@ impl AnyDecoder {
         self.linear.equations_within(first, last)
     }
 
-    /// Drops the older half of the repairs, to give their memory back.
+    /// Drops the older half of the repairs, to free memory.
     pub fn shed(&mut self) {
         self.peeling.shed();
         self.linear.shed();
     }
 
-    /// Passes all recovered packets but the first `told` to both decoders, and then the packets
-    /// that the decoders recover from these.
-    fn spread(&mut self, told: usize, sources: &dyn Sources, recovered: &mut Recovered) {
-        let mut next = told;
+    /// Passes the recovered packets, except the first `done` of them, to both decoders, and then
+    /// the packets that the decoders recover from these.
+    fn spread(&mut self, done: usize, sources: &dyn Sources, recovered: &mut Recovered) {
+        let mut next = done;
         while let Some((seq, _)) = recovered.nth(next) {
             let both = Both { sources, recovered };
             self.peeling.known(seq, &both, &mut self.fresh);
@@ -110,22 +111,22 @@ impl AnyDecoder {
 
 impl Decoder for AnyDecoder {
     fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict {
-        let told = out.len();
+        let done = out.len();
         let verdict = match repair.row {
             Row::Xor { .. } => self.peeling.repair(repair, from, out),
             Row::ReedSolomon { .. } | Row::Window { .. } => self.linear.repair(repair, from, out),
         };
-        self.spread(told, from, out);
+        self.spread(done, from, out);
         verdict
     }
 
     fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered) {
-        let told = recovered.len();
+        let done = recovered.len();
         self.peeling.known(seq, sources, recovered);
-        self.spread(told, sources, recovered);
-        let told = recovered.len();
+        self.spread(done, sources, recovered);
+        let done = recovered.len();
         self.linear.known(seq, sources, recovered);
-        self.spread(told, sources, recovered);
+        self.spread(done, sources, recovered);
     }
 
     fn forget_below(&mut self, seq: Seq) {

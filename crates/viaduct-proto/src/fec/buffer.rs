@@ -66,7 +66,7 @@ impl Buffer {
         self.dirty = 0;
     }
 
-    /// Makes room for `len` bytes and the zeros behind them.
+    /// Makes room for `len` bytes and the zeros after them.
     fn reserve(&mut self, len: usize) {
         let needed = len.next_multiple_of(LINE);
         if self.store.len() >= self.start + needed {

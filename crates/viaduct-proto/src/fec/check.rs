@@ -31,7 +31,7 @@ pub enum Error {
     NoRate,
 }
 
-/// Parameters that work, but are worse than others.
+/// Valid parameters that are inefficient.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// Repairs of two layers share more than one packet (Maelstrom 4.4).
@@ -86,7 +86,8 @@ pub enum Warning {
 }
 
 impl Warning {
-    /// Returns the warning that sending every packet twice would be cheaper, if that is so.
+    /// Returns a warning if there are more repairs than packets: sending every packet twice would
+    /// be cheaper.
     pub(super) fn if_dearer(repairs: u32, packets: u32) -> Vec<Self> {
         let dearer = repairs > packets;
         dearer.then_some(Warning::MoreRepairsThanPackets { repairs, packets }).into_iter().collect()

@@ -52,8 +52,8 @@ pub(super) fn row_covers(row: Row, count: u16) -> bool {
     }
 }
 
-/// Mixes the bits of `x`, so that each affects all bits of the result (the finaliser
-/// of SplitMix64).
+/// Mixes the bits of `x`, so that each of them affects all bits of the result (the finaliser of
+/// SplitMix64).
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -11,8 +11,8 @@
 //! Source packets are numbered by the encoder from 1 ([`Seq`]). A repair is one linear equation
 //! over GF(2^8) in the packets that it covers. The covered packets form an arithmetic progression
 //! ([`Cover`]), and the repair's [`Row`] gives their coefficients. Packets have different lengths:
-//! shorter ones count as padded with zeros, and the lengths themselves are coded beside the bytes
-//! ([`Repair::len_code`]), so that a recovered packet has its own length again.
+//! shorter ones count as padded with zeros, and the lengths are coded as well
+//! ([`Repair::len_code`]), so that a recovered packet has its original length.
 //!
 //! | code | encoder | decoder |
 //! |---|---|---|
@@ -20,7 +20,7 @@
 //! | Reed-Solomon blocks | [`reed_solomon`] | [`linear`] |
 //! | sliding window | [`window`] | [`linear`] |
 //!
-//! [`Code`] is the configuration of any of them; [`AnyDecoder`] decodes the repairs of all.
+//! [`Code`] is the configuration of any of them; [`AnyDecoder`] decodes the repairs of all codes.
 //! Encoders and decoders spend most of their time in [`kernel`]; [`analysis`] computes their
 //! recovery rates.
 //!
@@ -125,11 +125,12 @@ pub type Fire<'a> = dyn FnMut(Repair<'_>) + 'a;
 
 /// Encoder of a code, at the sending side.
 pub trait Encoder: Send {
-    /// Adds the next source packet. Its number is one above the previous one's; the first has
-    /// the number that the encoder was built with. Ready repairs go to `fire` at once.
+    /// Adds the next source packet. Its number is one above that of the previous packet; the first
+    /// packet has the number that the encoder was built with. Passes each repair to `fire` as soon
+    /// as it is ready.
     fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>);
 
-    /// Fires unfilled repairs when traffic has paused. The stages, 0 to [`Encoder::stages`] - 1,
+    /// Fires incomplete repairs when traffic has paused. The stages, 0 to [`Encoder::stages`] - 1,
     /// are flushed in order and at intervals, so that one burst cannot drop the repairs of every
     /// layer. A code without layers has one stage.
     fn flush(&mut self, stage: usize, fire: &mut Fire<'_>);
@@ -163,8 +164,9 @@ pub enum Verdict {
     Refused,
 }
 
-/// Decoder of a code, at the receiving side. The caller stores recovered packets, so that the
-/// sources have them at the next call. A call returns only when nothing more can be recovered.
+/// Decoder of a code, at the receiving side. The caller stores recovered packets, so that
+/// [`Sources`] contains them at the next call. A call returns only when nothing more can be
+/// recovered.
 pub trait Decoder: Send {
     /// Handles a repair. Each packet that it makes recoverable is appended to `out`.
     fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict;

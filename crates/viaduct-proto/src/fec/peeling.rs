@@ -55,7 +55,7 @@ impl Peeling {
         Peeling { bound, ..Peeling::default() }
     }
 
-    /// Drops the older half of the repairs, to give their memory back.
+    /// Drops the older half of the repairs, to free memory.
     pub fn shed(&mut self) {
         let half = self.memory / 2;
         self.evict(half);

@@ -3,8 +3,8 @@
 use super::buffer::Buffer;
 use super::{MAX_COVER, Repair, Seq, kernel};
 
-/// Combination of packets under some coefficients, with the combination of their lengths. It is
-/// as long as the longest packet in it; shorter ones count as padded with zeros.
+/// Combination of packets under some coefficients, with the combination of their lengths. A sum is
+/// as long as its longest packet; shorter packets count as padded with zeros.
 #[derive(Debug, Default)]
 pub(super) struct Sum {
     pub(super) buffer: Buffer,
@@ -57,7 +57,7 @@ impl Sum {
     }
 }
 
-/// Length of a packet as it is coded. Packets are at most 65535 bytes long.
+/// Coded form of a packet's length. Packets are at most 65535 bytes long.
 pub(super) fn len_bytes(len: usize) -> [u8; 2] {
     debug_assert!(len <= MAX_PACKET, "a packet of {len} bytes; at most {MAX_PACKET}");
     (len as u16).to_be_bytes()

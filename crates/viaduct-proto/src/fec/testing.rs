@@ -109,8 +109,8 @@ impl<D: Decoder> Receiver<D> {
 }
 
 /// Sends `count` packets and their repairs in order through a link, and flushes at the end. `lose`
-/// is called once for each packet and repair on the wire, and tells whether it is lost. Returns the
-/// number of source packets that were lost, and of those that were recovered.
+/// is called once for each packet and repair on the wire, and returns whether it is lost. Returns
+/// the number of source packets that were lost, and of those that were recovered.
 pub(super) fn run<D: Decoder>(
     encoder: &mut dyn Encoder,
     decoder: D,

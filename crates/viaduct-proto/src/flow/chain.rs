@@ -22,9 +22,9 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Creates a chain of the handlers that `factories` make, in order from the application. Each
-    /// end stops its source when it holds `limit` bytes, and may exceed the limit by the data of
-    /// one call.
+    /// Creates a chain of the handlers that `factories` make, in order from the application to the
+    /// network. Each end stops its source when it holds `limit` bytes, and may exceed the limit by
+    /// the data of one call.
     pub fn new(factories: Arc<[Arc<dyn Factory>]>, limit: usize, now: Instant) -> Chain {
         Chain { core: Core::new(factories, limit, now) }
     }
@@ -37,7 +37,7 @@ impl Chain {
         chain
     }
 
-    /// Reports that the chain for which this one has asked by [`Action::Spawn`] is refused.
+    /// Reports that the chain requested by [`Action::Spawn`] is refused.
     pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
         self.core.at(spawn.position, now, |handler, cx| handler.unspawned(cx, &spawn.message));
         self.core.run(now);
@@ -99,7 +99,7 @@ impl Chain {
         self.core.getsockopt(first, now, level, name)
     }
 
-    /// Socket options that the handlers have set on a connection, also before it is opened.
+    /// Socket options that the handlers have set on a connection, including before it is opened.
     pub fn options(&self, bottom: BottomId) -> impl Iterator<Item = SocketOption> {
         self.core.bottoms.get(bottom.0).into_iter().flat_map(|at| at.options.iter())
     }

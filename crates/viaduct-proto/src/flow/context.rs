@@ -36,7 +36,7 @@ impl Context<'_> {
         self.core.plumb(self.node, Some(transport), self.now)
     }
 
-    /// Drops an output flow: its connections are closed at once, even with buffered data, and
+    /// Drops an output flow: its connections are closed immediately, even with buffered data, and
     /// its handlers are dropped. Its number is not used again.
     pub fn unplumb(&mut self, output: Output) {
         self.core.unplumb(self.node, output, self.now);
@@ -64,9 +64,9 @@ impl Context<'_> {
         self.core.give(self.node, output, to, said);
     }
 
-    /// If a handler, in this or another chain, has [claimed](Context::claim) `key`, calls its
-    /// [`Handler::woken`](super::Handler::woken). The driver makes the call after the handler's own
-    /// method has returned.
+    /// Calls [`Handler::woken`](super::Handler::woken) of the handler, in this or another chain,
+    /// that has [claimed](Context::claim) `key`, if there is one. The driver makes the call after
+    /// the handler's own method has returned.
     pub fn wake(&mut self, key: &[u8]) {
         self.core.wake(key);
     }

@@ -114,7 +114,7 @@ impl Core {
         transport: Option<OutputTransport>,
         now: Instant,
     ) -> Output {
-        let above = self.nodes.get_mut(node).expect("a handler that works is in its place");
+        let above = self.nodes.get_mut(node).expect("a running handler has a node");
         let (output, position) = (Output(above.outputs.len()), above.position + 1);
         let transport = transport.or(above.transport);
         above.outputs.push(None);

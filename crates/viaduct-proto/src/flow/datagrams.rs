@@ -117,7 +117,7 @@ impl Passage {
         })
     }
 
-    /// Handles a datagram of `bytes` bytes, which the caller keeps under the name `tag`.
+    /// Handles a datagram of `bytes` bytes, which the caller keeps and identifies by `tag`.
     pub fn handle_datagram(
         &mut self,
         now: Instant,

@@ -45,13 +45,13 @@ pub enum Action {
     Claim(Vec<u8>),
     /// Remove the registration of a key.
     Release(Vec<u8>),
-    /// Hand this chain to the owner of the key by [`Chain::take`](super::Chain::take) of that
-    /// chain, or call [`Chain::unclaimed`](super::Chain::unclaimed).
+    /// Pass this chain to [`Chain::take`](super::Chain::take) of the chain that owns the key, or
+    /// call [`Chain::unclaimed`](super::Chain::unclaimed).
     Give(Vec<u8>),
     /// Call [`Chain::wake`](super::Chain::wake) of the chain that owns the key, if any.
     Wake(Vec<u8>),
-    /// Make another chain of these handlers ([`Chain::spawned`](super::Chain::spawned)), or
-    /// call [`Chain::unspawned`](super::Chain::unspawned).
+    /// Create another chain of these handlers ([`Chain::spawned`](super::Chain::spawned)), or call
+    /// [`Chain::unspawned`](super::Chain::unspawned).
     Spawn(Spawn),
 
     /// The application's connect has succeeded or failed.
@@ -221,7 +221,7 @@ impl Bottom {
         self.buffer.clear();
     }
 
-    /// Closes at once and drops buffered bytes; returns the action, unless already closed.
+    /// Closes immediately and drops buffered bytes; returns the action, unless already closed.
     pub(super) fn abort(&mut self) -> Option<Action> {
         self.broken();
         let first = std::mem::replace(&mut self.ending, Ending::Done) != Ending::Done;

@@ -1,4 +1,4 @@
-//! Handler trait, whose defaults pass every call on.
+//! Trait of handlers. Its default methods pass every call on.
 
 use bytes::Bytes;
 

@@ -40,11 +40,11 @@
 //! ```
 //!
 //! 2. **Connections.** A chain may ask for connections at any time ([`Action::Bind`], then
-//!    [`Action::Connect`]), also for several at once and again hours later: keep them in a map by
-//!    [`BottomId`]. Call `set_names` before `connected(Ok)`. Send the bytes of a bottom once it is
-//!    connected; [`Action::Receive`] turns reading on and off (initially on). A `BottomId` is not
-//!    used twice. After [`Action::Close`] the connection is closed and forgotten, and later calls
-//!    about it are ignored. [`Action::SetOption`] may come before [`Action::Connect`]: a new
+//!    [`Action::Connect`]), even for several at once, or hours later: keep the connections in a map
+//!    by [`BottomId`]. Call `set_names` before `connected(Ok)`. Send the bytes of a bottom once it
+//!    is connected; [`Action::Receive`] turns reading on and off (initially on). A `BottomId` is
+//!    not used twice. After [`Action::Close`] the connection is closed and forgotten, and later
+//!    calls about it are ignored. [`Action::SetOption`] may come before [`Action::Connect`]: a new
 //!    connection gets all [`Chain::options`], and the [`Chain::transport`] that its handlers name.
 //! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping check
 //!    [`Chain::poll_timeout`]. The deadline may be `now`: handlers set such a timer to run once the

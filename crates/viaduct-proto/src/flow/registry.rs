@@ -17,7 +17,8 @@ pub trait Factory: Send + Sync {
     /// Makes a handler for a new flow.
     fn make(&self) -> Box<dyn Handler + Send>;
 
-    /// Socket settings with which the kernel does all of the handler's work; `None` if it cannot.
+    /// Socket settings with which the kernel does all of the handler's work; `None` if the kernel
+    /// cannot do it.
     fn offload(&self) -> Option<Offload> {
         None
     }
@@ -37,7 +38,8 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Returns whether the factory's flows share connections and so must have one event loop.
+    /// Returns whether the factory's flows share connections and must therefore be driven by one
+    /// event loop.
     fn shares(&self) -> bool {
         false
     }
@@ -90,8 +92,8 @@ pub struct Offload {
     pub rate: Option<u64>,
 }
 
-/// Socket settings with which the kernel does all of a chain's work; `None` if it cannot. The rate
-/// is the lowest of the handlers' rates.
+/// Socket settings with which the kernel does all of a chain's work; `None` if the kernel cannot do
+/// it. The rate is the lowest of the handlers' rates.
 pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
     factories.iter().try_fold(Offload::default(), |all, factory| {
         let rate = factory.offload()?.rate;
@@ -127,7 +129,7 @@ impl Arguments {
     }
 }
 
-/// Constructor of a factory from its settings; the error says what is wrong with them.
+/// Constructor of a factory from its settings; the error describes the invalid setting.
 type Build = Box<dyn Fn(&mut Arguments) -> Result<Arc<dyn Factory>, String> + Send + Sync>;
 
 /// Set of known handlers.
@@ -181,7 +183,7 @@ pub enum SpecError {
         what: String,
     },
     /// The text is not a handler's specification.
-    #[error("{0:?} is no handler; write it like shape:in=10M,out=2M")]
+    #[error("{0:?} is not a handler; write it like shape:in=10M,out=2M")]
     Syntax(String),
 }
 
@@ -246,8 +248,8 @@ impl HandlerSpec {
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()
     }
 
-    /// Applies `build` to the handler's settings. Errors: `build` returns one, or
-    /// does not take a setting that is given.
+    /// Applies `build` to the handler's settings. Errors: `build` returns one, or leaves a given
+    /// setting unused.
     pub fn read<T>(
         &self,
         about: &About,

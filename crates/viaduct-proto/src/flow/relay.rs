@@ -29,7 +29,7 @@ pub trait Relay {
 pub enum RelayProgress {
     /// Send these bytes, if there are any, and wait for more.
     Send(Vec<u8>),
-    /// Address of the relay. An unspecified one stands for the server's address.
+    /// Address of the relay. An unspecified address stands for that of the server.
     Done(Address),
 }
 

@@ -10,8 +10,8 @@
 //!
 //! A relay is negotiated over a connection and lasts as long as that connection
 //! ([`Relays::handle_ended`]). The driver closes both on [`Action::Close`]: when the socket is
-//! closed, when the relay has been idle, or when the relay is the least recently used of too many.
-//! The next datagram opens another relay.
+//! closed, when the relay has been idle, or when there are too many relays and this is the least
+//! recently used one. The next datagram opens another relay.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -217,7 +217,7 @@ impl Relays {
     }
 
     /// Handles a datagram from a relay: returns its ends as the program sees them, and its payload.
-    /// `None` if the datagram is unusable; a counter says why.
+    /// `None` if the datagram is unusable, which a counter records.
     pub fn handle_in<'a>(
         &mut self,
         now: Instant,
@@ -256,7 +256,7 @@ impl Relays {
         self.entries.get(oldest).map(|entry| entry.last + self.bounds.idle)
     }
 
-    /// Gives up relays that have been idle for too long.
+    /// Closes relays that have been idle for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         while self.poll_timeout().is_some_and(|at| at <= now)
             && let Some((_, &oldest)) = self.used.first_key_value()
@@ -265,7 +265,7 @@ impl Relays {
         }
     }
 
-    /// Gives up relays of sockets for which `stay` is false.
+    /// Closes the relays of sockets for which `stay` is false.
     pub fn retain(&mut self, stay: impl Fn(SocketAddr) -> bool) {
         let gone = self.entries.keys().filter(|key| !stay(key.own)).copied();
         for key in gone.collect::<Vec<_>>() {

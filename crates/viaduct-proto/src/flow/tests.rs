@@ -143,7 +143,7 @@ fn a_source_is_stopped_at_the_limit_and_goes_on_at_half_of_it() {
 }
 
 #[test]
-fn an_accepted_flow_is_the_applications_when_its_handlers_say_so() {
+fn an_accepted_flow_has_an_application_once_its_handlers_accept() {
     let mut world = World::new(&["count", "latency:delay=5ms"], LIMIT);
     world.chain.accepted(world.now);
     assert_eq!(world.chain.poll_action(), Some(Action::Accepted));
@@ -272,7 +272,7 @@ fn a_client_is_announced_to_all_handlers_before_any_of_them_shakes_hands() {
     assert_eq!(actions(&mut chain), [event("listen"), Action::Failed(Failure::Denied)]);
 }
 
-/// Handler with one output over Trickles beside its first.
+/// Handler with a second output, over Trickles.
 struct Forks;
 
 impl Handler for Forks {

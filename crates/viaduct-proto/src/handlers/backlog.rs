@@ -22,7 +22,7 @@ impl Backlog {
         Backlog { most, held: 0, leaving: VecDeque::new() }
     }
 
-    /// Returns whether there is room for `bytes` more; if empty, any datagram fits.
+    /// Returns whether there is room for `bytes` more; an empty backlog takes any datagram.
     pub(super) fn has_room(&mut self, now: Instant, bytes: usize) -> bool {
         while let Some((_, left)) = self.leaving.front().filter(|(at, _)| *at <= now) {
             self.held -= left;

@@ -66,7 +66,7 @@ enum Stage {
 pub(super) fn about() -> About {
     About::new("crypt", "encrypts and authenticates the flow's bytes, with forward secrecy")
         .setting("key", "FILE", "a secret key, as `viaduct key new` writes it")
-        .setting("peer", "KEY[+KEY...]", "public keys of the other end; the key's own by default")
+        .setting("peer", "KEY[+KEY...]", "public keys of the other end; by default that of key=")
         .guards()
         .both_ends()
 }
@@ -199,7 +199,7 @@ impl Crypt {
                         return self.refuse(cx, failure, &why);
                     }
                     if shaking && !self.keys.binding.is_empty() {
-                        let why = format!("{error}; or the negotiation was altered on its way");
+                        let why = format!("{error}; or the negotiation was altered in transit");
                         return self.refuse(cx, failure, &why);
                     }
                     return self.refuse(cx, failure, &error);

@@ -35,14 +35,14 @@ pub struct Shell {
     pub overlays: Overlays,
 }
 
-/// Opens the socket of an overlay node on this host, given by its path. The node keeps a table up
-/// to date.
+/// Connects to the overlay node on this host whose socket has the given path. The node keeps a
+/// table up to date.
 pub type Overlays = Arc<dyn Fn(&str) -> Tables + Send + Sync>;
 
 /// Returns the node's current table; `None` while the node does not answer.
 pub type Tables = Arc<dyn Fn() -> Option<Arc<Table>> + Send + Sync>;
 
-/// Reads a whole file; the error is the reason why it cannot be read.
+/// Reads a complete file; the error is the reason why it cannot be read.
 pub type Files = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
 /// Registry of all built-in handlers.

@@ -1,4 +1,4 @@
-//! Handler that delays data, until a given time or so that a rate is kept.
+//! Handler that delays data, until a given time or to limit its rate.
 
 use bytes::Bytes;
 

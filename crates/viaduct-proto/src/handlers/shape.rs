@@ -85,7 +85,7 @@ impl Factory for ShapeFactory {
     }
 
     fn make(&self) -> Box<dyn Handler + Send> {
-        // Any queued byte exceeds the slice's share, so the source is stopped at once.
+        // Any queued byte exceeds the slice's share, so the source is stopped immediately.
         Box::new(Paced::new(Share::new(self.out), Share::new(self.back), 1))
     }
 

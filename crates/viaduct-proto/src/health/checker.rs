@@ -71,7 +71,7 @@ pub struct Counters {
 }
 
 impl Checker {
-    /// Creates the checks of targets with these timings. The first probes are due at once.
+    /// Creates the checks of targets with these timings. The first probes are due immediately.
     pub fn new(timings: impl IntoIterator<Item = Timing>, now: Instant) -> Checker {
         let target = |timing| Target {
             timing,
@@ -87,9 +87,9 @@ impl Checker {
         Checker { targets: timings.into_iter().map(target).collect(), has_changed: false }
     }
 
-    /// Checks of a changed list of targets. Each has a timing, and the index in the old list of
-    /// the target whose state and counters it keeps; `None` for a new target. Pending probes
-    /// are forgotten.
+    /// Creates the checks of a changed list of targets. Each target has a timing, and the index in
+    /// the old list of the target whose state and counters it keeps; `None` for a new target.
+    /// Results of pending probes are ignored.
     #[must_use]
     pub fn reload(&self, new: &[(Timing, Option<usize>)], now: Instant) -> Checker {
         let mut checker = Checker::new(new.iter().map(|(timing, _)| *timing), now);
@@ -121,16 +121,16 @@ impl Checker {
         }
         one.pending = None;
         if result.is_err() {
-            // A refusal may arrive at once; the next probe waits, so that `fall` refusals take
-            // longer than the restart of a service's socket.
+            // A refusal may arrive immediately. The next probe is delayed, so that `fall` refusals
+            // take longer than the restart of a service's socket.
             one.next = one.next.min(now + one.timing.timeout.min(one.timing.interval));
         }
         self.has_changed |= one.judge(result);
     }
 
-    /// Handles a failed connection of a flow: the next probe is due at once, unless one is pending
-    /// or failures are being counted already. The failure itself does not count, since its cause
-    /// may lie beyond the target.
+    /// Handles a failed connection of a flow: the next probe is due immediately, unless a probe is
+    /// pending or failures are already being counted. The failure itself does not count, since its
+    /// cause may lie beyond the target.
     pub fn handle_suspicion(&mut self, now: Instant, target: usize) {
         if let Some(one) = self.targets.get_mut(target)
             && one.contrary == 0
@@ -140,7 +140,7 @@ impl Checker {
         }
     }
 
-    /// Deadline of the next probe or of a pending one.
+    /// Time of the next probe, or deadline of a pending one, whichever is first.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let due = |one: &Target| one.pending.map_or(one.next, |(_, deadline)| deadline);
         self.targets.iter().map(due).min()
@@ -234,8 +234,8 @@ mod tests {
 
     const STEP: Duration = Duration::from_millis(10);
 
-    /// Probes a target until `end`; after each step, `answers` returns its answer, if any. Returns
-    /// the times at which its state changed.
+    /// Probes a target until `end`; after each step, `answers` returns the target's answer, if any.
+    /// Returns the times at which its state changed.
     fn run(
         timing: Timing,
         end: Duration,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_refuses_is_down_without_a_timeout_and_a_late_answer_is_no_answer() {
+    fn a_target_that_refuses_is_down_without_a_timeout_and_late_answers_are_ignored() {
         let slow = Timing { timeout: Duration::from_secs(5), fall: 3, ..Timing::default() };
         let refuse = |_| Some(Err("connection refused".to_owned()));
         let (checker, changes) = run(slow, Duration::from_secs(1), refuse);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suspected_target_is_probed_at_once_but_not_while_failures_are_counted() {
+    fn a_suspected_target_is_probed_immediately_but_not_while_failures_are_counted() {
         let slow = Timing { interval: Duration::from_secs(5), ..Timing::default() };
         let (mut checker, mut now) = (Checker::new([slow], Instant::ZERO), Instant::ZERO);
         let probe = checker.poll_probe(now).unwrap();
@@ -332,7 +332,7 @@ mod tests {
         let probe = checker.poll_probe(now).unwrap();
         checker.handle_result(now, probe, Err("connection refused".to_owned()));
         checker.handle_suspicion(now, 0);
-        assert_eq!(checker.poll_probe(now), None, "refusals in a restart");
+        assert_eq!(checker.poll_probe(now), None, "no extra probe while failures are counted");
         assert_eq!(checker.poll_timeout(), Some(now + slow.timeout));
     }
 }

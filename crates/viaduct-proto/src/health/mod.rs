@@ -1,13 +1,13 @@
-//! Health: the state of a gateway's or an overlay node's peer, judged by the packets that get
-//! through; and checks of replicas and of next hops ([`Checker`]). Text form of a state: `up`,
-//! `up, nothing recovered: REASON`, `degraded: REASON`, `down: REASON`.
+//! Health: the state of a gateway's or an overlay node's peer, determined from the packets that
+//! arrive; and checks of replicas and of next hops ([`Checker`]). Text form of a state: `up`, `up,
+//! nothing recovered: REASON`, `degraded: REASON`, `down: REASON`.
 //!
 //! ```text
 //!   probes ◀──▶ Checker: `fall` failures in a row: down; `rise` successes in a row: up
 //! ```
 //!
-//! Each target is probed on its own. If a probe is not answered in time, the next one follows at
-//! once, so a target that does not answer is down after `interval + fall × timeout` at most.
+//! Each target is probed independently. If a probe is not answered in time, the next one follows
+//! immediately, so a target that does not answer is down after `interval + fall × timeout` at most.
 
 mod checker;
 
@@ -24,12 +24,11 @@ pub enum State {
     /// No fault is known.
     #[default]
     Up,
-    /// Packets pass, but repairs recover none of the lost ones.
+    /// Packets arrive, but repairs recover none of the lost packets.
     Useless(String),
-    /// Works in part.
+    /// Works only in part.
     Degraded(String),
-    /// Does not answer; the reason, which for a peer includes the age of its last handshake or
-    /// answer.
+    /// Does not answer. For a peer, the reason includes the age of its last handshake or answer.
     Down(String),
 }
 

@@ -25,8 +25,8 @@ use ring::Rings;
 
 /// Samples that are kept: ten minutes, two a second.
 pub const MAX_SAMPLES: usize = 1_200;
-/// Number of samples from the first to the second of the two readings that give a value: one
-/// second. Over a shorter time, shares of counts that are updated once a second would have gaps.
+/// Distance, in samples, of the two readings from which a value is computed: one second. Over a
+/// shorter time, shares of counts that are updated once a second would have gaps.
 const WINDOW: usize = 2;
 /// Maximum number of subjects of all services.
 pub const MAX_SUBJECTS: usize = 512;
@@ -69,7 +69,7 @@ pub struct History {
     /// Keys by the subjects' numbers, which are not reused.
     ids: BTreeMap<u64, Key>,
     next_id: u64,
-    /// Subjects that found no room at the current tick.
+    /// Number of subjects not recorded at the current tick, because the history was full.
     left_out: usize,
 }
 
@@ -100,8 +100,8 @@ impl History {
         self.ids.retain(|_, key| subjects.contains_key(key));
     }
 
-    /// Records what `service` counts. `clock` is the time in seconds for which the service has
-    /// counted; it falls when the service has restarted.
+    /// Records the readings of `service`. `clock` is the time in seconds since its counters were
+    /// zero; a lower value than before means that the service has restarted.
     pub fn record(&mut self, service: &str, clock: f64, subjects: Vec<Subject>) {
         for subject in subjects {
             let key = (service.to_owned(), subject.kind, subject.name);
@@ -121,7 +121,7 @@ impl History {
     }
 
     /// Makes room for the subject `key` by forgetting the one that has been gone for the longest
-    /// time. Returns false if all are present.
+    /// time. Returns false if all subjects have a value at the current tick.
     fn make_room(&mut self, key: &Key) -> bool {
         if self.subjects.len() < MAX_SUBJECTS || self.subjects.contains_key(key) {
             return true;
@@ -141,7 +141,7 @@ impl History {
         self.now
     }
 
-    /// Subjects that found no room at the current tick.
+    /// Number of subjects not recorded at the current tick, because the history was full.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
@@ -166,7 +166,7 @@ impl History {
         self.subjects.get(key).map_or(f32::NAN, |entry| entry.rings.value(series, self.now))
     }
 
-    /// Samples of a subject from tick `from` on, as far as they are kept.
+    /// Samples of a subject since tick `from`, as far as they are kept.
     pub fn since(&self, key: &Key, from: u64) -> Option<Chunk> {
         let entry = self.subjects.get(key)?;
         let first = from.max(self.oldest()).min(self.now + 1);
@@ -186,7 +186,7 @@ impl Entry {
         if self.last.back().is_some_and(|(then, _)| clock < *then) {
             self.last.clear();
         }
-        // Without progress of the clock, the counters are those of the earlier record.
+        // If the clock has not advanced, no rate can be computed.
         let base = self.last.front().filter(|(then, _)| *then < clock);
         let (then, old) = base.map_or((clock, &[][..]), |(then, old)| (*then, &old[..]));
         for &(name, ref reading) in readings.iter().take(MAX_SERIES) {

@@ -1,11 +1,11 @@
-//! Readings of counters and gauges, and the values that follow from two of them.
+//! Readings of counters and gauges, and the values computed from two of them.
 
 /// Reading of a series at one moment. All counts are since the start of the service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reading {
     /// Value at this moment, if it is known.
     Gauge(Option<f64>),
-    /// Counter, of which the increase per second is shown.
+    /// Counter, shown as its increase per second.
     Rate {
         /// Events so far.
         count: u64,
@@ -87,8 +87,8 @@ impl Reading {
     }
 }
 
-/// Quantile of a histogram, interpolated within its bucket; the lower bound of the last bucket, if
-/// it lies there. `None` without events.
+/// Quantile of a histogram, interpolated within its bucket. In the last bucket, which has no upper
+/// bound, the result is its lower bound. `None` without events.
 fn quantile(counts: &[u64], bounds: &[u64], q: f64) -> Option<f64> {
     let all = counts.iter().fold(0u64, |sum, &count| sum.saturating_add(count));
     let wanted = all as f64 * q;

@@ -33,7 +33,7 @@ impl Rings {
             return;
         }
         self.make_room(now + 1);
-        // Grown by doubling, a ring would take nearly twice the memory.
+        // A ring that grows by doubling would take nearly twice the memory.
         let new = || VecDeque::with_capacity(MAX_SAMPLES + 1);
         let ring = self.series.entry(name).or_insert_with(new);
         fill(ring, (now - self.start) as usize);
@@ -53,7 +53,7 @@ impl Rings {
         }
     }
 
-    /// Drops the values that are too old once the rings reach to tick `end`.
+    /// Drops the values that will be too old when the rings extend to tick `end`.
     fn make_room(&mut self, end: u64) {
         let surplus = (end - self.start).saturating_sub(MAX_SAMPLES as u64);
         for ring in self.series.values_mut() {

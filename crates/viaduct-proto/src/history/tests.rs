@@ -30,7 +30,7 @@ fn late_readers_get_ten_minutes_and_older_samples_are_gone() {
 #[test]
 fn values_are_of_the_last_second() {
     let mut history = History::default();
-    // The service counts 10 events each half second, but 20 of them only once a second.
+    // One counter grows by 10 every half second, the other by 20 once a second.
     for (sample, count) in [0, 10, 20, 30, 40].into_iter().enumerate() {
         let time = sample as f64 / 2.0;
         history.tick(time);
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn a_viewer_that_reads_now_and_then_sees_what_a_late_one_does(
+    fn a_viewer_that_polls_gets_the_same_values_as_a_late_one(
         seconds in prop::collection::vec(second(), 1..MAX_SAMPLES),
         every in 1..50_u64,
     ) {

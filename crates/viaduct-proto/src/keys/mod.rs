@@ -1,4 +1,4 @@
-//! Keys of sites, and Noise with the caller's randomness, as gateways and tunnels use them to
+//! Keys of sites, and Noise with randomness from the caller. Gateways and tunnels use both to
 //! authenticate each other.
 
 mod noise;

@@ -49,7 +49,7 @@ impl SecretKey {
         (secret != [0; 32]).then_some(SharedSecret(secret))
     }
 
-    /// Returns whether no secret can be shared with `peer`: it is a point of small order.
+    /// Returns whether `peer` is a point of small order, with which no secret can be shared.
     pub fn is_weak(&self, peer: &PublicKey) -> bool {
         self.shared(peer).is_none()
     }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_derive_the_same_secret_and_no_third_does() {
+    fn both_sides_derive_the_same_secret_and_a_third_site_does_not() {
         let [a, b, c] = [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32]));
         let ab = a.shared(&b.public()).unwrap().derive(b"test");
         assert_eq!(ab, b.shared(&a.public()).unwrap().derive(b"test"));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_site_derives_the_same_again_and_another_for_each_label() {
+    fn derived_keys_are_deterministic_and_differ_by_label() {
         let [a, again, b] = [1, 1, 2].map(|n| SecretKey::from_bytes([n; 32]));
         assert_eq!(a.derive(b"test"), again.derive(b"test"));
         assert_ne!(a.derive(b"test"), a.derive(b"other"));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_round_trip_through_text_and_errors_say_what_is_wrong() {
+    fn keys_round_trip_through_text_and_errors_name_the_fault() {
         let key = SecretKey::from_bytes([0xa5; 32]);
         assert_eq!(key.to_text().parse(), Ok(key.clone()));
         assert_eq!(key.public().to_string().parse(), Ok(key.public()));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_of_small_order_is_no_key() {
+    fn a_point_of_small_order_is_not_a_key() {
         let key = SecretKey::from_bytes([9; 32]);
         assert!(key.shared(&PublicKey([0; 32])).is_none());
     }

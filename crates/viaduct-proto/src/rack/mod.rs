@@ -8,9 +8,10 @@
 //!
 //! Members need no agreement. A ranking follows from a slice and the members' keys, weights and
 //! preferred slices, so each gateway computes the same one from the same config. If a member dies,
-//! only its slices get other owners, each the next one in its ranking; if a weight rises, slices
-//! move only to that member. While gateways differ in which members they consider alive, they
-//! compute different owners for some slices, until a member claims them ([`crate::repair`]).
+//! only its slices change owners: each goes to the next member in its ranking. If the weight of a
+//! member rises, slices move only to that member. While gateways differ in which members they
+//! consider alive, they compute different owners for some slices, until a member claims them
+//! ([`crate::repair`]).
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -30,7 +31,7 @@ pub const HEARTBEAT: Duration = Duration::from_millis(200);
 /// Time without a message after which a member is considered dead: three heartbeats may be lost.
 pub const DEAD_AFTER: Duration = Duration::from_millis(700);
 
-/// Bits by which a slice is longer than its prefix, which has 16 slices.
+/// Bits that a slice has more than the prefix that it divides: a prefix has 16 slices.
 const SLICE_BITS: u8 = 4;
 
 /// Member of a rack.
@@ -38,20 +39,20 @@ const SLICE_BITS: u8 = 4;
 pub struct Member {
     /// Public key, which identifies the member.
     pub key: PublicKey,
-    /// Weight: the number of slices is in proportion to it. A member with weight 0 is drained: it
-    /// owns a slice only if no other member is alive.
+    /// Weight: the member's number of slices is proportional to it. A member with weight 0 is
+    /// drained: it owns a slice only if no other member is alive.
     pub weight: u8,
     /// Prefixes whose slices the member owns while it is alive and not drained. If several members
     /// list a slice, the one with the longest prefix owns it.
     pub slices: Vec<IpNet>,
 }
 
-/// Slices of the `prefixes`: 16 equal parts of each, or its addresses if these are fewer; and those
-/// prefixes listed by members that are longer than these parts.
+/// Slices of the `prefixes`: 16 equal parts of each prefix, or its addresses if it has fewer than
+/// 16; and the prefixes listed by members that are longer than these parts.
 pub fn slices(prefixes: &[IpNet], members: &[Member]) -> Vec<IpNet> {
     let parts = prefixes.iter().flat_map(|prefix| {
         let length = (prefix.prefix_len() + SLICE_BITS).min(prefix.max_prefix_len());
-        // The length is valid: it lies between those of the prefix and of an address.
+        // The length is valid: at least that of the prefix, and at most that of an address.
         prefix.trunc().subnets(length).into_iter().flatten()
     });
     let mut all: Vec<IpNet> = parts.collect();
@@ -77,7 +78,8 @@ pub fn ranking(slice: &IpNet, members: &[Member]) -> Vec<usize> {
     ranking
 }
 
-/// Owner of a slice with this ranking: the first member that is alive; if none is, the first one.
+/// Owner of a slice with this ranking: the first member that is alive, or the first of all if none
+/// is alive.
 pub fn owner(ranking: &[usize], is_alive: impl Fn(usize) -> bool) -> Option<usize> {
     let alive = ranking.iter().find(|&&at| is_alive(at));
     alive.or(ranking.first()).copied()
@@ -90,9 +92,9 @@ impl Member {
         self.slices.iter().filter(holds).map(IpNet::prefix_len).max()
     }
 
-    /// Score of the member for a slice: the highest of as many random numbers as its weight. The
-    /// member with the highest score of all is the owner, so each number of each member is equally
-    /// likely to decide.
+    /// Score of the member for a slice: the maximum of as many random numbers as its weight. The
+    /// member with the highest score is the owner, so each random number of each member is equally
+    /// likely to determine the owner.
     fn score(&self, slice: &IpNet) -> u64 {
         let (family, address) = match slice.network() {
             IpAddr::V4(address) => (4_u64, u128::from(address.to_bits())),

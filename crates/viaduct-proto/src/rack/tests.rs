@@ -29,7 +29,7 @@ fn a_prefix_has_sixteen_slices_and_those_that_members_list() {
     assert_eq!(all[31], net("fd00:2:0:f000::/52"));
     let one = member(1, 1, &["10.2.0.0/17", "10.2.3.0/24", "10.9.0.0/24"]);
     let all = slices(&[net("10.2.0.0/16")], &[one]);
-    assert_eq!(all.len(), 17, "only a part of a slice is a further one");
+    assert_eq!(all.len(), 17, "only a prefix longer than the parts adds a slice");
     assert!(all.contains(&net("10.2.3.0/24")));
     assert_eq!(slices(&[net("192.0.2.1/32"), net("192.0.2.8/30")], &[]).len(), 5);
 }
@@ -64,7 +64,7 @@ fn slices_are_in_proportion_to_weights() {
 }
 
 #[test]
-fn a_listed_slice_has_its_member_while_that_is_alive_and_not_drained() {
+fn a_listed_slice_belongs_to_its_member_unless_dead_or_drained() {
     let slice = net("10.2.16.0/20");
     let mut members =
         [member(1, 1, &["10.2.0.0/16"]), member(2, 1, &["10.2.0.0/17"]), member(3, 9, &[])];
@@ -72,7 +72,7 @@ fn a_listed_slice_has_its_member_while_that_is_alive_and_not_drained() {
     assert_eq!(owner(&[1, 0, 2], |at| at != 1), Some(0));
     members[1].weight = 0;
     assert_eq!(ranking(&slice, &members), [0, 2, 1]);
-    assert_eq!(owner(&[0, 2, 1], |_| false), Some(0), "with none alive the first one");
+    assert_eq!(owner(&[0, 2, 1], |_| false), Some(0), "the first member if none is alive");
     assert_eq!(owner(&[], |_| true), None);
 }
 

@@ -25,8 +25,8 @@ pub struct Settings {
     /// Maximum bytes of a stream in one frame (the slides' MSS), 1 to 16,384. This limits the time
     /// for which another stream's bytes wait.
     pub mss: usize,
-    /// Length of a stream's send queue, in bytes, from which on
-    /// [`may_write`](super::Tunnel::may_write) returns false.
+    /// Length of a stream's send queue, in bytes, at which [`may_write`](super::Tunnel::may_write)
+    /// returns false.
     pub queue: usize,
     /// Streams that the peer may have open on one link.
     pub streams: u32,
@@ -67,7 +67,7 @@ pub struct StreamId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The peer opens a stream: [`accept`](super::Tunnel::accept) or
-    /// [`reset`](super::Tunnel::reset) it. Its bytes can be read at once.
+    /// [`reset`](super::Tunnel::reset) it. Its bytes can be read immediately.
     Opened {
         /// The stream.
         id: StreamId,
@@ -118,7 +118,7 @@ pub enum LinkError {
 /// State that the links of a tunnel share.
 #[derive(Debug)]
 pub(super) struct Common {
-    /// Time of the present call.
+    /// Time of the current call.
     pub(super) now: Instant,
     pub(super) settings: Settings,
     /// Random number that distinguishes this tunnel from those of earlier runs of the process.

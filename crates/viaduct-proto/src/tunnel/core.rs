@@ -125,7 +125,7 @@ impl Tunnel {
         former.into_iter().for_each(|link| self.fail(link, LinkError::Restarted, false));
     }
 
-    /// Processes the end of a lane, on a link with several: no bytes follow on it.
+    /// Processes the end of a lane, on a link with several lanes: no bytes follow on the lane.
     pub fn handle_lane_end(&mut self, link: u32, lane: Lane) {
         if let Some(mux) = self.links.get_mut(&link) {
             mux.lane_ended(&mut self.common, lane);
@@ -186,8 +186,8 @@ impl Tunnel {
         broken.into_iter().for_each(|(link, error)| self.fail(link, error, true));
     }
 
-    /// Opens a stream to `to`, for `source`, on the least loaded link. Bytes may be written at
-    /// once. `None` if no link is up, or each has as many streams as the peer allows.
+    /// Opens a stream to `to`, for `source`, on the least loaded link. Bytes may be written
+    /// immediately. `None` if no link is up, or each has as many streams as the peer allows.
     pub fn open(&mut self, to: Address, source: Option<SocketAddr>) -> Option<StreamId> {
         let turn = self.common.settings.mss;
         let vacant = self.links.values_mut().filter(|mux| mux.vacant() > 0);
@@ -212,9 +212,9 @@ impl Tunnel {
         self.on(id, |mux, cx| mux.may_write(cx, id.number)).unwrap_or(false)
     }
 
-    /// Queues all of `bytes`, however many wait already. A stream that was not accepted yet is
-    /// accepted. Returns false, and queues nothing, if `bytes` is empty, or the stream is over or
-    /// was shut down.
+    /// Queues all of `bytes`, however many bytes are already queued. A stream that was not accepted
+    /// yet is accepted. Returns false, and queues nothing, if `bytes` is empty, or the stream is
+    /// over or was shut down.
     pub fn write(&mut self, now: Instant, id: StreamId, bytes: Bytes) -> bool {
         self.common.now = now;
         self.on(id, |mux, cx| mux.write(cx, id.number, bytes)).unwrap_or(false)
@@ -298,7 +298,7 @@ impl Tunnel {
         self.links.values_mut().filter(|mux| mux.number == link).for_each(Mux::use_up);
     }
 
-    /// Number of broken links of which the peer has still to be told.
+    /// Number of broken links whose report the peer has not confirmed.
     #[cfg(test)]
     pub fn untold(&self) -> usize {
         self.gone.len() + self.links.values().map(|mux| mux.reported_gone.len()).sum::<usize>()

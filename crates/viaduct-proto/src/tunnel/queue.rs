@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::flow::Buffer;
 
-/// Pieces shorter than this are merged, because each piece takes memory besides its bytes.
+/// Pieces shorter than this are merged, because each piece takes memory in addition to its bytes.
 const SHORT: usize = 2048;
 
 /// Queue of bytes, with memory proportional to their number even if the pieces are short.

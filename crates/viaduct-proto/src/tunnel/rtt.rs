@@ -18,8 +18,8 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    /// Makes a ping due, unless the last one is unanswered: it may wait for the retransmission of
-    /// a lost packet.
+    /// Schedules a ping, unless the last one is unanswered: it may be waiting for the
+    /// retransmission of a lost packet.
     pub(super) fn schedule_ping(&mut self) {
         self.is_ping_due = self.pinged.is_none();
     }

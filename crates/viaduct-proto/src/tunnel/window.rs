@@ -108,7 +108,7 @@ mod tests {
     const RTT: Duration = Duration::from_millis(100);
 
     #[test]
-    fn it_grows_to_four_products_of_the_path_and_no_further() {
+    fn the_window_grows_to_four_bandwidth_delay_products() {
         let mut window = ReceiveWindow::new(100_000, 1 << 30, 0);
         let mut now = Instant::ZERO;
         window.measure(now, RTT);
@@ -125,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn readers_that_have_stopped_are_made_up_for_within_the_limit() {
+    fn the_window_compensates_for_stopped_readers_within_the_limit() {
         let mut window = ReceiveWindow::new(100_000, 250_000, 0);
         window.receive(0, 90_000).unwrap();
         window.measure(Instant::ZERO, RTT);
         assert!(!window.measure(Instant::ZERO + RTT / 2, RTT), "too early");
         assert!(window.measure(Instant::ZERO + RTT, RTT));
-        assert_eq!(window.total, 180_000, "twice what stands");
+        assert_eq!(window.total, 180_000, "twice the unread bytes");
         window.receive(90_000, 90_000).unwrap();
         window.measure(Instant::ZERO + RTT * 2, RTT);
         window.measure(Instant::ZERO + RTT * 3, RTT);

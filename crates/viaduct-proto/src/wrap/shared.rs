@@ -50,7 +50,7 @@ pub enum Up {
         to: SocketAddr,
         /// Address of the program's end.
         source: SocketAddr,
-        /// True if a process of another user than the sender's may also hold the socket.
+        /// True if a process of a user other than the sender may also hold the socket.
         lent: bool,
         /// True if the program has chosen the source port.
         is_bound: bool,
@@ -66,7 +66,7 @@ pub enum Up {
         client: SocketAddr,
         /// Original destination of the connection.
         own: SocketAddr,
-        /// True if a process of another user than the sender's may also hold the sockets.
+        /// True if a process of a user other than the sender may also hold the sockets.
         lent: bool,
     },
     /// Opens one more flow of an arrival's client, for the same program. Attached: a socket that
@@ -94,7 +94,7 @@ pub enum Down {
         /// Local address.
         own: SocketAddr,
     },
-    /// Asks for the socket of this flow to be connected to the program.
+    /// Asks the run to connect the socket of this flow to the program.
     Meet {
         /// Number of the flow.
         id: u64,

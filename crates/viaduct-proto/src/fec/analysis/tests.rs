@@ -11,7 +11,7 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn forms_at_their_ends() {
+fn closed_forms_at_their_limits() {
     assert!(close(layered_independent(8, 3, 0.0), 1.0));
     assert!(close(layered_independent(8, 3, 1.0), 0.0));
     assert!(close(layered_independent(1, 1, 0.25), 0.75));
@@ -62,7 +62,7 @@ fn share(code: &Code, packets: u64, lose: &mut dyn FnMut(Option<u64>) -> bool) -
 }
 
 #[test]
-fn layers_recover_at_least_what_the_closed_form_says() {
+fn layers_recover_at_least_the_share_of_the_closed_form() {
     let grid = [(8, vec![1, 20, 41]), (7, vec![1, 10]), (4, vec![1, 7]), (10, vec![1, 61, 127])];
     for (r, interleaves) in grid {
         for p in [0.005, 0.02, 0.05, 0.1] {

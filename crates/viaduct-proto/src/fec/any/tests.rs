@@ -15,7 +15,7 @@ fn codes() -> [Code; 4] {
 }
 
 #[test]
-fn codes_say_what_they_are_and_cost() {
+fn codes_report_their_parameters_and_cost() {
     let said = codes().map(|code| code.to_string());
     assert_eq!(said[0], "(8,3) I=(1,20,40)");
     assert_eq!(said[1], "Reed-Solomon (10,3) interleave 4");

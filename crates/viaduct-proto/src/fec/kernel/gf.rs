@@ -1,5 +1,5 @@
 //! GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), in which 2 generates every
-//! element but zero. All tables are made by the compiler.
+//! element but zero. All tables are computed at compile time.
 
 /// Polynomial without its highest term.
 const POLYNOMIAL: u8 = 0x1d;

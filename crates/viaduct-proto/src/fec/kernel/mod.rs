@@ -3,20 +3,20 @@
 //!
 //! ```text
 //!                         one source          several sources
-//!   one destination       xor, mul_add                      (a decoder subtracts what it knows)
+//!   one destination       xor, mul_add                      (a decoder subtracts known packets)
 //!   several destinations  xor_each            mul_add_many  (an encoder adds to its bins)
 //! ```
 //!
 //! `xor_each` and `mul_add_many` combine up to four sources with up to four destinations in one
 //! pass over memory: memory access, not arithmetic, limits a coder whose data is in the cache.
 //!
-//! **Lengths may differ.** For each pair of a destination and a source, the bytes that both
-//! have are changed; bytes of the destination beyond them stay unchanged. A shorter source thus
-//! counts as padded with zeros. If the source is longer, the caller must grow the destination
-//! first, or the rest is lost.
+//! **Lengths may differ.** For each pair of a destination and a source, the bytes that both have
+//! are changed; bytes of the destination beyond them stay unchanged. A shorter source thus counts
+//! as padded with zeros. If the source is longer, the caller must grow the destination first;
+//! otherwise the rest of the source is ignored.
 //!
-//! `portable` is the plain form for all machines; `simd` does the same with the processor's
-//! vectors (`vectors`). Tests check them against each other.
+//! `portable` runs on every processor; `simd` computes the same with vector instructions
+//! (`vectors`). Tests compare the two.
 
 pub mod gf;
 mod portable;
@@ -31,7 +31,7 @@ use gf::MulTable;
 /// beyond the sources, to the end of a line.
 pub const LINE: usize = 64;
 
-/// Maximum number of destinations that one pass over the sources serves.
+/// Maximum number of destinations that one pass over the sources changes.
 pub const GROUP: usize = 4;
 
 /// Adds `src` to `dst`.
@@ -92,7 +92,7 @@ enum Level {
 }
 
 impl Level {
-    /// Fastest level of this processor. The standard library detects it once and remembers it.
+    /// Fastest level of this processor. The standard library caches the result of the detection.
     fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {

@@ -61,9 +61,9 @@ fn by_sources<const N: usize>(
     len
 }
 
-/// Makes a compile-time constant of the number of leading destinations whose coefficients are all
-/// 1: all (bins of layers), one (the first row of Reed-Solomon) or none. If there are more than one
-/// but not all, only the first is handled as such.
+/// Makes the number of leading destinations whose coefficients are all 1 a compile-time constant:
+/// all (bins of layers), one (the first row of Reed-Solomon) or none. If the number is between one
+/// and all, only the first destination is treated in this way.
 fn by_ones<const N: usize, const M: usize>(
     level: Level,
     dsts: &mut [&mut [u8]],
@@ -75,8 +75,8 @@ fn by_ones<const N: usize, const M: usize>(
     let ones = (0..N).take_while(|&d| shape.coefficients.iter().all(|row| row[d] == 1)).count();
     // SAFETY: `Shape::new` made every pointer from a slice of at least `len` bytes, the mutable
     // ones of at least `room`; they are borrowed until this function returns, the mutable ones
-    // exclusively; `len` is a vector or longer, as `add` checked; a `Level` is only made if the
-    // processor was found to have it.
+    // exclusively; `len` is a vector or longer, as `add` checked; a `Level` is only created if the
+    // processor supports it.
     unsafe {
         match ones {
             _ if ones == N => vectors::run::<N, M, N>(level, &shape),

@@ -18,7 +18,7 @@ fn levels() -> impl Iterator<Item = Level> {
     all.into_iter().filter(|level| *level <= Level::detect())
 }
 
-/// Adds `coefficients * srcs` to `dsts`, each product by itself.
+/// Adds `coefficients * srcs` to `dsts`, one product at a time.
 fn twin(dsts: &mut [Vec<u8>], srcs: &[Vec<u8>], coefficients: &[u8]) {
     for (s, src) in srcs.iter().enumerate() {
         let n = dsts.len();
@@ -107,5 +107,5 @@ proptest! {
 #[test]
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn this_machine_tests_vectors() {
-    assert!(levels().count() > 1, "no vectors here: their kernels went untested");
+    assert!(levels().count() > 1, "this processor has no vectors: their kernels were not tested");
 }

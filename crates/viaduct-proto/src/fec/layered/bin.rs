@@ -32,8 +32,8 @@ impl Bin {
         self.sum.buffer.memory()
     }
 
-    /// Adds packet `seq`. If the bin was not empty, returns its bytes: the caller adds the packet
-    /// to them, for all layers at once.
+    /// Adds packet `seq`. If the bin was not empty, returns its bytes, to which the caller must add
+    /// the packet, for all layers in one pass.
     pub(super) fn enter(&mut self, seq: Seq, packet: &[u8]) -> &mut [u8] {
         self.size += 1;
         self.sum.add_len(packet.len(), 1);

@@ -1,5 +1,5 @@
-//! Layered interleaving (Maelstrom 4.3): a code that repairs single losses at once and bursts
-//! somewhat later, at one constant overhead.
+//! Layered interleaving (Maelstrom 4.3): a code with constant overhead, which recovers single
+//! losses immediately and bursts somewhat later.
 //!
 //! c instances of plain parity run side by side. Layer `n` deals the packets to `I[n]` bins in
 //! turn, and a bin fires when it has r packets. With interleave 1 a repair is the exclusive or of r
@@ -36,7 +36,7 @@ pub struct Encoder {
 
 impl Encoder {
     /// Creates an encoder whose first packet has number `first_seq`, with the staggered start of
-    /// Maelstrom 4.3.1. Errors: as [`Parameters::check`].
+    /// Maelstrom 4.3.1. Errors: those of [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         Self::with_start(parameters, first_seq, first_size)
     }
@@ -70,7 +70,7 @@ impl super::Encoder for Encoder {
 
     /// Fires the partly filled bins of layer `stage`, and the full ones whose repair is delayed.
     /// The layer then restarts, staggered as at first, since otherwise all its bins would fill at
-    /// once.
+    /// the same time.
     fn flush(&mut self, stage: usize, fire: &mut Fire<'_>) {
         if let Some(layer) = self.layers.get_mut(stage) {
             layer.flush(fire);

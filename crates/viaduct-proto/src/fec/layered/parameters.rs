@@ -18,8 +18,8 @@ pub struct Parameters {
     pub r: u8,
     /// Interleaves of the 1 to 255 layers; each is 1 or more.
     pub interleaves: Vec<u16>,
-    /// Delays a repair until the next packet is added to its bin (Maelstrom 4.3.1): tolerates
-    /// bursts as long as the interleave, at the price of later recovery.
+    /// Delays a repair until the next packet is added to its bin (Maelstrom 4.3.1). This tolerates
+    /// bursts as long as the interleave, but delays recovery.
     pub delay_xors: bool,
 }
 
@@ -40,8 +40,8 @@ impl Parameters {
     }
 
     /// Refuses invalid parameters, and warns of interleaves that waste recovery power, by the rule
-    /// of thumb of Maelstrom 4.4. Errors: if r or an interleave is 0, or there are none or more
-    /// than 255 interleaves.
+    /// of thumb of Maelstrom 4.4. Errors: if r or an interleave is 0, or if the number of
+    /// interleaves is 0 or more than 255.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         match self.interleaves.len() {
             _ if self.r == 0 => return Err(Error::NoSources),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_own_interleaves_are_warned_of_never_refused() {
+    fn the_papers_interleaves_cause_warnings_but_no_errors() {
         let warnings = Parameters::new(8, &[1, 20, 40]).check().unwrap();
         let meet = Warning::Meet { smaller: 20, larger: 40, lcm: 40, reach: 160 };
         assert_eq!(warnings, [meet]);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interleave_not_above_r_is_warned_of() {
+    fn an_interleave_not_above_r_causes_a_warning() {
         let warnings = Parameters::new(8, &[1, 8]).check().unwrap();
         let low = Warning::NotAboveR { smaller: 1, larger: 8, r: 8 };
         assert!(warnings.contains(&low), "{warnings:?}");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_impossible_is_refused() {
+    fn invalid_parameters_are_refused() {
         assert_eq!(Parameters::new(0, &[1]).check(), Err(Error::NoSources));
         assert_eq!(Parameters::new(8, &[]).check(), Err(Error::NoRepairs));
         assert_eq!(Parameters::new(8, &[1, 0]).check(), Err(Error::NoInterleave));

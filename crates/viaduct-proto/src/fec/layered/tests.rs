@@ -68,7 +68,7 @@ fn a_delayed_repair_leaves_when_the_next_packet_enters_its_bin() {
 }
 
 #[test]
-fn a_flush_fires_what_is_pending_and_what_is_partial_once() {
+fn a_flush_fires_pending_and_partial_repairs_once() {
     let mut encoder = Encoder::new(Parameters::new(2, &[1, 3]).delayed(), 1).unwrap();
     for n in 0..3 {
         push(&mut encoder, &[n]);

@@ -7,7 +7,8 @@ use crate::fec::sum::{Batch, Sum};
 use crate::fec::{Recovered, Repair, Seq, Sources};
 
 /// Limit of the distance between the first and the last unknown packet of an equation: far above
-/// the number of packets that an encoder keeps, and as many as a receiver's ledger covers.
+/// the number of packets that an encoder keeps, and equal to the number that a receiver's ledger
+/// covers.
 pub(super) const MAX_SPAN: usize = 1 << 16;
 
 /// `coefficient * packet + … = sum`.
@@ -66,8 +67,8 @@ impl Equation {
         Some(equation)
     }
 
-    /// Moves the ends inwards, to coefficients that are not 0. A row that has become short gives
-    /// its memory back.
+    /// Moves the ends inwards, to coefficients that are not 0. Frees memory if the row has become
+    /// short.
     fn trim(&mut self) {
         let row = self.row();
         let first = row.iter().position(|coefficient| *coefficient != 0).unwrap_or(0);
@@ -87,7 +88,8 @@ impl Equation {
 
     /// Unknown packets, ascending.
     pub(super) fn unknowns(&self) -> impl Iterator<Item = Seq> {
-        // Coefficients first: the zip then takes no number beyond the last coefficient.
+        // The zip ends with the coefficients, before it takes a number after the last one, which
+        // may overflow.
         let all = self.coefficients.iter().zip(self.base..);
         all.filter(|(coefficient, _)| **coefficient != 0).map(|(_, seq)| seq)
     }
@@ -135,7 +137,7 @@ impl Equation {
         self.ends = ((from - self.base) as usize, (to - self.base) as usize);
         let begin = (first - self.base) as usize;
         let changed = begin..begin + other.row().len();
-        // Only these are counted: a long row is often combined with a short one.
+        // Only the changed coefficients are counted: a long row is often combined with a short one.
         self.unknowns -= count(&self.coefficients[changed.clone()]);
         kernel::mul_add(&mut self.coefficients[begin..], other.row(), factor);
         self.unknowns += count(&self.coefficients[changed]);
@@ -143,7 +145,7 @@ impl Equation {
         true
     }
 
-    /// Makes room for coefficients from `from` to `to`, which include all of its own.
+    /// Makes room for coefficients from `from` to `to`, a range that includes all current ones.
     fn extend(&mut self, from: Seq, to: Seq) {
         if from < self.base || to - self.base >= MAX_SPAN as u64 {
             let mut wider = vec![0; (to - from + 1) as usize];
@@ -191,7 +193,7 @@ impl Equation {
 
 /// Number of coefficients that are not 0.
 fn count(coefficients: &[u8]) -> usize {
-    // Sums of bytes: the processor adds many at once.
+    // Sums of bytes, which the compiler vectorises.
     let ones = |part: &[u8]| part.iter().map(|coefficient| u8::from(*coefficient != 0)).sum::<u8>();
     coefficients.chunks(255).map(|part| usize::from(ones(part))).sum()
 }

@@ -9,7 +9,8 @@
 //!
 //! The equations are kept in reduced form: each has a *pivot*, an unknown packet that no other
 //! equation contains. In that form a packet is determined if and only if it is the only one in its
-//! equation, so every packet that can be solved is recovered at once, even while others cannot.
+//! equation, so every packet that can be solved is recovered immediately, even while others cannot
+//! be.
 
 mod equation;
 
@@ -26,8 +27,8 @@ pub struct Linear {
     equations: BTreeMap<Seq, Equation>,
     memory: usize,
     bound: usize,
-    /// Lower bound of every equation's highest unknown packet. It spares
-    /// [`Decoder::forget_below`] a search.
+    /// Lower bound of every equation's highest unknown packet. With this bound,
+    /// [`Decoder::forget_below`] seldom needs a search.
     oldest: Seq,
 }
 
@@ -46,7 +47,8 @@ impl Linear {
 
     /// Adds an equation in unknown packets only, and moves solved packets to `recovered`.
     fn insert(&mut self, mut new: Equation, recovered: &mut Recovered) -> Verdict {
-        // No equation contains the pivot of another one, so eliminating a pivot adds no other.
+        // No equation contains the pivot of another one, so eliminating one pivot does not add
+        // another.
         let pivots = new.unknowns().filter(|seq| self.equations.contains_key(seq));
         for seq in pivots.collect::<Vec<_>>() {
             if self.equations.get(&seq).is_some_and(|known| !new.eliminate(seq, known)) {
@@ -106,7 +108,7 @@ impl Linear {
         verdict
     }
 
-    /// Drops the older half of the equations, to give their memory back.
+    /// Drops the older half of the equations, to free memory.
     pub fn shed(&mut self) {
         self.evict(self.memory / 2);
     }
@@ -136,7 +138,7 @@ impl Decoder for Linear {
     fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered) {
         let Some(packet) = sources.get(seq) else { return };
         if let Some(mut equation) = self.remove(seq) {
-            // The pivot is known now: the rest is a new equation.
+            // The pivot is now known, so the rest of the equation is inserted as a new one.
             if equation.substitute(seq, packet) && equation.first().is_some() {
                 self.insert(equation, recovered);
             }

@@ -25,7 +25,7 @@ fn packets(count: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn the_solvable_part_comes_out_while_the_rest_waits() {
+fn solvable_packets_are_recovered_while_the_others_wait() {
     let sent = packets(6);
     let mut receiver = Receiver::new(Linear::new(100_000));
     let mut take = |seed, first, count| {
@@ -53,7 +53,7 @@ fn a_repeated_repair_is_useless() {
 }
 
 #[test]
-fn late_packets_are_put_in() {
+fn late_packets_are_substituted() {
     let sent = packets(4);
     for late in 1..=3 {
         let mut receiver = Receiver::new(Linear::new(100_000));
@@ -84,7 +84,7 @@ fn memory_is_bounded() {
 }
 
 #[test]
-fn the_past_is_forgotten() {
+fn old_equations_are_forgotten() {
     let sent = packets(20);
     let mut receiver = Receiver::new(Linear::new(100_000));
     for first in [1, 9] {
@@ -164,8 +164,8 @@ fn the_highest_numbers_are_recovered() {
     assert_eq!(verdict, Verdict::Stored);
 }
 
-/// Returns which unknown packets the equations determine, by brute-force Gaussian elimination
-/// of everything at once.
+/// Returns which unknown packets the equations determine, by brute-force Gaussian elimination of
+/// all equations.
 fn determined(mut rows: Vec<Vec<u8>>, unknown: usize) -> Vec<bool> {
     use crate::fec::kernel::gf::{inverse, mul};
     let mut done = 0;
@@ -194,7 +194,7 @@ proptest! {
 
     /// After every event, the known packets are exactly those that have arrived or are determined.
     #[test]
-    fn whatever_is_determined_is_recovered_at_once(
+    fn every_determined_packet_is_recovered_immediately(
         seed: u64,
         total in 2usize..14,
         events in prop::collection::vec((any::<u16>(), 0u8..4), 1..40),

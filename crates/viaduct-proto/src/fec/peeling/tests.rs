@@ -39,7 +39,7 @@ fn a_late_packet_unlocks_a_stored_repair() {
 }
 
 #[test]
-fn a_long_chain_needs_no_stack() {
+fn a_long_chain_of_recoveries_does_not_recurse() {
     let packets: Vec<_> = (0..20_000u32).map(|n| n.to_be_bytes()).collect();
     let mut receiver = Receiver::new(Peeling::new(100 << 20));
     for (first, pair) in (1..).zip(packets.windows(2)) {
@@ -69,11 +69,11 @@ fn memory_is_bounded_and_the_oldest_goes_first() {
     assert!(receiver.decoder.stored.len() < 100, "{}", receiver.decoder.stored.len());
     receiver.packet(1, &[1; 1000]);
     receiver.packet(999, &[1; 1000]);
-    assert_eq!(receiver.recovered, [1000], "the newest is there, the oldest is not");
+    assert_eq!(receiver.recovered, [1000], "the newest is recovered, the oldest is not");
 }
 
 #[test]
-fn the_past_is_forgotten() {
+fn old_repairs_are_forgotten() {
     let mut receiver = Receiver::new(Peeling::new(20_000));
     receiver.repair(&repair(1, 1, &[b"a", b"b"]));
     receiver.repair(&repair(9, 1, &[b"a", b"b"]));

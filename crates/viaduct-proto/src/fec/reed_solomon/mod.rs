@@ -69,7 +69,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Creates an encoder whose first packet is `first_seq`. Errors: as [`Parameters::check`].
+    /// Creates an encoder whose first packet is `first_seq`. Errors: those of
+    /// [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         parameters.check()?;
         let Parameters { r, c, interleave } = parameters;

@@ -30,7 +30,7 @@ fn the_first_repair_is_the_exclusive_or() {
 }
 
 #[test]
-fn the_impossible_is_refused() {
+fn invalid_parameters_are_refused() {
     let check = |r, c, interleave| Parameters { r, c, interleave }.check();
     assert_eq!(check(0, 1, 1), Err(Error::NoSources));
     assert_eq!(check(1, 0, 1), Err(Error::NoRepairs));
@@ -46,7 +46,7 @@ proptest! {
 
     /// Any r of the r + c packets of a block are enough, short blocks included.
     #[test]
-    fn any_c_losses_come_back(
+    fn any_c_losses_are_recovered(
         r in 1u8..40, c in 1u8..12, interleave in 1u16..6, short in 0usize..40, seed: u64,
     ) {
         let mut rng = Rng::from_seed(seed);

@@ -28,7 +28,7 @@ impl History {
         self.packets.drop_front(many.min(self.packets.len()));
     }
 
-    /// Frees memory: spare memory if there is some, otherwise that of the oldest packets.
+    /// Frees memory: spare memory if there is any, otherwise that of the oldest packets.
     pub(super) fn shed(&mut self) {
         self.packets.shed();
     }
@@ -46,9 +46,9 @@ impl History {
         self.packets.len() as u16
     }
 
-    /// Sets each of `sums` to a combination of `count` packets, whose coefficients the draw at the
-    /// same index gives. The first of these packets is `first`, which is `back` packets before the
-    /// next one.
+    /// Sets each of `sums` to a combination of `count` packets, with the coefficients of the draw
+    /// at the same index. The first of these packets is number `first`, which is `back` below the
+    /// number of the next packet.
     pub(super) fn combine(
         &self,
         back: u16,

@@ -5,9 +5,9 @@
 //! while the window slides on: recovery takes time in proportion to the burst, and need not wait
 //! for the end of a block.
 //!
-//! The repairs that will cover a packet are known when it is pushed: those sent before the window
-//! has passed it. Each of these repairs has an open sum, to which the packet is added while
-//! it is in the processor's cache. The next few repairs contain every packet, so the first of them
+//! The repairs that will cover a packet are known when it is pushed: those sent before the packet
+//! leaves the window. Each of these repairs has an open sum, to which the packet is added while it
+//! is in the processor's cache. The next few repairs contain every packet, so the first of them
 //! recovers a single loss. Later ones contain only a share of the packets, which is enough for the
 //! rest of a burst and costs less work.
 //!
@@ -38,7 +38,7 @@ use history::History;
 pub struct Parameters {
     /// W, the minimum number of packets that a repair covers: 1 to [`MAX_COVER`]. A repair covers
     /// whole intervals between repairs, and thus often a few more. A burst of b packets is
-    /// recovered if b repairs arrive before the window has passed it.
+    /// recovered if b repairs arrive before they leave the window.
     pub window: u16,
     /// Number of repairs for each group of packets.
     pub repairs: u16,
@@ -137,13 +137,14 @@ struct Open {
     seed: u16,
     density: u8,
     first: Seq,
-    /// The sum contains every packet from this one on.
+    /// Number of the first packet since which the sum contains every packet.
     dense: Seq,
     sum: Sum,
 }
 
 impl Encoder {
-    /// Creates an encoder whose first packet is `first_seq`. Errors: as [`Parameters::check`].
+    /// Creates an encoder whose first packet is `first_seq`. Errors: those of
+    /// [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         parameters.check()?;
         let mut encoder = Encoder {
@@ -163,8 +164,7 @@ impl Encoder {
         Ok(encoder)
     }
 
-    /// Stops the repairs that [`push`](super::Encoder::push) sends, from the next packet on, until
-    /// the parameters are changed.
+    /// Makes [`push`](super::Encoder::push) send no repairs until the parameters are changed.
     pub fn pause(&mut self) {
         self.is_paused = true;
         self.owed = 0;
@@ -182,7 +182,8 @@ impl Encoder {
         }
     }
 
-    /// Changes the parameters from the next packet on. Errors: as [`Parameters::check`].
+    /// Changes the parameters, starting with the next packet. Errors: those of
+    /// [`Parameters::check`].
     pub fn change(&mut self, parameters: Parameters) -> Result<(), Error> {
         parameters.check()?;
         let owed = u64::from(self.owed) * u64::from(parameters.packets);

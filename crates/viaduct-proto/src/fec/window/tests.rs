@@ -34,7 +34,7 @@ fn a_flush_covers_the_last_packets_once() {
 }
 
 #[test]
-fn a_flush_brings_a_burst_at_the_end_back() {
+fn a_flush_recovers_a_burst_at_the_end() {
     let mut encoder = encoder(20, 3, 10);
     let mut receiver = Receiver::new(Linear::new(1 << 20));
     let sent: Vec<_> = (0..14u8).map(|n| vec![n; 100]).collect();
@@ -55,7 +55,7 @@ fn a_flush_brings_a_burst_at_the_end_back() {
 }
 
 #[test]
-fn the_impossible_is_refused_and_gaps_are_warned_of() {
+fn invalid_parameters_are_refused_and_gaps_cause_a_warning() {
     let check = |window, repairs, packets| Parameters { window, repairs, packets }.check();
     assert_eq!(check(0, 1, 1), Err(Error::NoWindow));
     assert_eq!(check(1, 0, 1), Err(Error::NoRepairs));
@@ -90,13 +90,13 @@ fn recovered_at(encoder: &mut Encoder, from: Seq, burst: u64) -> Vec<Seq> {
 }
 
 #[test]
-fn a_single_loss_comes_back_with_the_next_repair() {
+fn a_single_loss_is_recovered_by_the_next_repair() {
     assert_eq!(recovered_at(&mut encoder(200, 1, 10), 501, 1), [510]);
     assert_eq!(recovered_at(&mut encoder(200, 1, 10), 510, 1), [520], "its repair was lost too");
 }
 
 #[test]
-fn a_burst_comes_back_in_time_proportional_to_its_length() {
+fn a_burst_is_recovered_in_time_proportional_to_its_length() {
     for burst in [2, 5, 10, 15, 18] {
         let at = recovered_at(&mut encoder(255, 1, 10), 501, burst);
         assert_eq!(at.len() as u64, burst, "all of a burst of {burst}");
@@ -108,7 +108,7 @@ fn a_burst_comes_back_in_time_proportional_to_its_length() {
 }
 
 #[test]
-fn random_losses_below_the_overhead_come_back() {
+fn random_losses_below_the_overhead_are_recovered() {
     let mut rng = Rng::from_seed(11);
     let mut encoder = encoder(250, 1, 10);
     let mut lose = |_| rng.chance(0.03);
@@ -202,7 +202,7 @@ fn parameters_may_change_at_any_packet() {
 }
 
 #[test]
-fn requested_combinations_repair_what_has_left_the_sums() {
+fn requested_combinations_recover_packets_that_have_left_the_sums() {
     let mut rng = Rng::from_seed(4);
     let mut encoder = encoder(500, 1, 400);
     let mut receiver = Receiver::new(Linear::new(10 << 20));
@@ -222,7 +222,7 @@ fn requested_combinations_repair_what_has_left_the_sums() {
     assert_eq!(receiver.recovered.len(), 7);
     receiver.check(&sent);
     encoder.combine(1, 9_999, 1, &mut |repair| assert_eq!(repair.cover.count, 300));
-    encoder.combine(301, 400, 1, &mut |_| panic!("nothing is there"));
+    encoder.combine(301, 400, 1, &mut |_| panic!("no packets are kept"));
 }
 
 #[test]

@@ -47,9 +47,9 @@ struct CompressFactory {
 struct Compress {
     squeeze: Squeeze,
     expand: Expand,
-    /// Time of the last delivery, and the bytes delivered then. If the flow below passes many
-    /// pieces at once, up to a block of each would otherwise be delivered before upstream's stop
-    /// arrives.
+    /// Time of the last delivery, and the number of bytes delivered at that time, which is limited.
+    /// Otherwise, if the flow below passed many pieces at once, up to a block of each would be
+    /// delivered before upstream can stop this handler.
     delivered: (Instant, usize),
     /// True if the flow below has ended; reported after the data.
     ended: bool,
@@ -201,7 +201,7 @@ impl Handler for Compress {
     fn timeout(&mut self, cx: &mut Context<'_>, timer: Timer) {
         match timer {
             FLUSH => self.flush(cx, 0),
-            // By now upstream has handled what was delivered before.
+            // By now upstream has handled the data delivered before.
             _ => {
                 self.delivered.1 = 0;
                 self.deliver(cx);

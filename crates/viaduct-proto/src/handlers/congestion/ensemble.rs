@@ -120,7 +120,7 @@ impl Ensemble {
         self.take_level(now);
     }
 
-    /// Bytes that a flow may send now: whole segments, or all that waits. A window that grows by
+    /// Bytes that a flow may send now: whole segments, or all waiting bytes. A window that grows by
     /// bytes would otherwise be sent in small packets (RFC 1122, 4.2.3.4), and a full queue drops a
     /// small packet as readily as a whole segment.
     pub(super) fn may_send(&self, id: u64) -> usize {

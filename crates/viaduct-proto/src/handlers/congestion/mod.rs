@@ -12,7 +12,7 @@
 //! control allows. In addition, the bytes in flight of all flows to an address are limited by one
 //! shared window, which grows and shrinks with the signals of all connections, as the window of a
 //! single connection would. So n flows together get the share of one flow and divide it evenly. A
-//! new flow gets its share at once, and does not have to cause losses to find it.
+//! new flow gets its share immediately, and does not have to cause losses to find it.
 //!
 //! `window` computes the shared window, `ensemble` divides it; this module has the handler.
 

@@ -32,7 +32,7 @@ fn congestion() -> Arc<dyn Factory> {
 }
 
 #[test]
-fn what_does_not_fit_the_window_waits_until_something_is_acknowledged() {
+fn data_beyond_the_window_waits_for_an_acknowledgement() {
     let factory = congestion();
     let (mut chain, bottom) = flow(&factory);
     assert!(chain.write(at(1), vec![7; 50_000].into()));
@@ -76,7 +76,7 @@ fn flows_to_one_destination_share_an_estimate_and_leave_it() {
 }
 
 #[test]
-fn an_unmeasured_flow_passes_whole_and_in_order() {
+fn all_data_of_an_unmeasured_flow_passes_in_order() {
     let factory = congestion();
     let mut chain = Chain::new([factory].into(), 1 << 20, at(0));
     let bottom = chain.bottom().unwrap();

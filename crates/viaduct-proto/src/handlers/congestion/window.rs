@@ -15,7 +15,8 @@ const SCALE: f64 = 0.4;
 const FRIENDLY: f64 = 3.0 * (1.0 - KEPT) / (1.0 + KEPT);
 /// Slow start ends when the round-trip time has grown by an eighth, and by at least this time.
 const QUEUED: Duration = Duration::from_millis(4);
-/// Window in segments below which queueing delay, perhaps of other flows, does not end slow start.
+/// Window in segments below which queueing delay, perhaps caused by other flows, does not end slow
+/// start.
 const LOW: f64 = 16.0;
 
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn it_doubles_each_round_trip_until_a_queue_or_a_loss_shows() {
+    fn the_window_doubles_each_round_trip_until_a_queue_or_a_loss() {
         let mut window = Window::new(SEGMENT);
         window.acked(at(0), 10.0 * SEGMENT, 10.0 * SEGMENT, path(40));
         assert_eq!(window.bytes, 20.0 * SEGMENT);
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_of_one_event_are_one() {
+    fn losses_of_one_event_count_once() {
         let mut window = Window::new(SEGMENT);
         for n in 0..4 {
             window.lost(at(10 * n), path(40));
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_loss_it_comes_back_to_where_it_was_and_lingers_there() {
+    fn after_a_loss_the_window_returns_to_its_former_size_and_lingers_there() {
         let mut window = Window::new(SEGMENT);
         window.bytes = 100.0 * SEGMENT;
         window.lost(at(0), path(40));
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_goes_on_where_it_stood_after_a_while_without_use() {
+    fn growth_continues_where_it_stopped_after_a_pause() {
         let mut window = Window::new(SEGMENT);
         window.bytes = 100.0 * SEGMENT;
         window.lost(at(0), path(40));
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_does_not_grow() {
+    fn an_unused_window_does_not_grow() {
         let mut window = Window::new(SEGMENT);
         window.acked(at(0), SEGMENT, SEGMENT, path(40));
         assert_eq!(window.bytes, 10.0 * SEGMENT);

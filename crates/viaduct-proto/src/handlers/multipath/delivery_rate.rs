@@ -1,5 +1,5 @@
-//! Delivery rate of one connection, measured by pings. They are sent in between the connection's
-//! data, and the other end answers them in order.
+//! Delivery rate of one connection, measured by pings. They are sent between the connection's data,
+//! and the other end answers them in order.
 //!
 //! The flow's data is acknowledged in order, so a slow connection also delays the acknowledgements
 //! of data that other connections have delivered. Pings do not have this problem.
@@ -58,7 +58,7 @@ impl DeliveryRate {
         self.rate = Some(self.rate.map_or(rate, |known| known - known / 4 + rate / 4));
     }
 
-    /// Bytes that a connection of rate `quickest` delivers before a block that is sent on this
+    /// Bytes that a connection of rate `quickest` delivers before a block sent now on this
     /// connection arrives.
     pub(super) fn lag(&self, quickest: u64) -> u64 {
         let bytes = self.sent - self.arrived + MAX_DATA as u64;
@@ -68,8 +68,8 @@ impl DeliveryRate {
     }
 
     /// Returns whether one more block may be sent here: the data on other connections that
-    /// overtakes the block must fit in half of `window`. On the quickest connection it always may.
-    /// A connection of unknown rate may have [`MAX_UNMEASURED`] bytes in flight.
+    /// overtakes the block must fit in half of `window`. The quickest connection may always send. A
+    /// connection of unknown rate may have [`MAX_UNMEASURED`] bytes in flight.
     pub(super) fn may_send(&self, quickest: u64, window: usize) -> bool {
         match self.rate {
             None => self.sent - self.arrived < MAX_UNMEASURED,
@@ -92,10 +92,10 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_that_of_what_arrives() {
+    fn the_rate_is_that_of_arriving_data() {
         let (mut delivery, mut now) = (DeliveryRate::default(), Instant::ZERO);
         carries(&mut delivery, &mut now, 1_000, Duration::from_millis(10));
-        assert_eq!(delivery.rate, None, "too little to say");
+        assert_eq!(delivery.rate, None, "too few bytes to measure");
         // Time with nothing in flight does not count.
         now += Duration::from_secs(10);
         for _ in 0..30 {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_one_takes_what_arrives_before_the_window_is_full_of_what_overtakes_it() {
+    fn a_slow_connection_takes_a_block_if_the_data_that_overtakes_it_fits_the_window() {
         let (mut delivery, mut now) = (DeliveryRate::default(), Instant::ZERO);
         assert!(delivery.may_send(1, 1 << 20));
         delivery.on_sent(MAX_UNMEASURED as usize, now);

@@ -31,7 +31,7 @@ impl Multipath {
         if self.deadlines.is_expired(Deadline::Reconnect, now) {
             return match self.may_have_ended() {
                 true => self.close_paths(cx, true),
-                false => self.fail(cx, Failure::Reset, &"no connection came about in time"),
+                false => self.fail(cx, Failure::Reset, &"no connection was established in time"),
             };
         }
         if self.deadlines.is_expired(Deadline::Linger, now) {

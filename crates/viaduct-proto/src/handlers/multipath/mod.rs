@@ -56,7 +56,7 @@ enum Deadline {
     /// No connection has been usable for the maximum time: the flow fails.
     Reconnect,
     /// The application has closed the flow and its data is acknowledged, but the other end has not
-    /// ended the flow: it is reset.
+    /// ended the flow: the flow is reset.
     Linger,
     /// An acknowledgement is sent.
     Ack,
@@ -128,7 +128,8 @@ impl Multipath {
         self.paths.push(path);
     }
 
-    /// Sends a message on a connection. A broken connection reports that itself.
+    /// Sends a message on a connection. A failed write is ignored, since a broken connection
+    /// reports its failure itself.
     fn say(cx: &mut Context<'_>, on: Output, frame: &Frame) {
         let _ = cx.output(on).write(frame.emit());
     }
@@ -175,7 +176,7 @@ impl Multipath {
         }
     }
 
-    /// Ends all connections: at once, or after the data written on them.
+    /// Ends all connections: immediately, or after the data written on them has been sent.
     fn close_paths(&mut self, cx: &mut Context<'_>, at_once: bool) {
         self.over = true;
         cx.set_timer(TICK, None);

@@ -46,7 +46,7 @@ pub(super) struct Path {
     pub(super) inbox: BytesMut,
     /// True if the connection takes bytes.
     pub(super) is_writable: bool,
-    /// Number of pings that are not answered yet.
+    /// Number of received pings that have not been answered yet.
     pub(super) pongs: usize,
     /// Bytes sent and not acknowledged.
     pub(super) in_flight: usize,

@@ -103,7 +103,8 @@ impl Multipath {
         Ok(())
     }
 
-    /// Answers the pings of a connection, if it takes bytes: the other end may ping and not read.
+    /// Answers the pings received on a connection, if it takes bytes: the other end may send pings
+    /// without reading.
     pub(super) fn send_pongs(&mut self, cx: &mut Context<'_>, on: Output) {
         let Some(path) = self.path(on).filter(|path| path.is_writable && path.pongs > 0) else {
             return;

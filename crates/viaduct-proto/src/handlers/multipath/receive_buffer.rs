@@ -37,7 +37,7 @@ impl ReceiveBuffer {
             return false;
         }
         self.len += cost;
-        // A short piece would keep the whole read that it came in.
+        // A short piece would keep the memory of the read that it arrived in.
         let data = if data.len() < SHORT { Bytes::copy_from_slice(&data) } else { data };
         self.pieces.insert(at, data);
         true
@@ -100,6 +100,6 @@ mod tests {
         assert_eq!(buffer.len, 0);
         let taken = (0..9).take_while(|n| buffer.push(100 + n, Bytes::from_static(b"x"))).count();
         assert_eq!(taken, 4, "no more than the window");
-        assert_eq!(buffer.pieces.len(), 4, "what is refused is not kept");
+        assert_eq!(buffer.pieces.len(), 4, "refused pieces are not kept");
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Block {
     pub(super) data: Bytes,
     /// True if the block is the end of the flow.
     pub(super) is_end: bool,
-    /// Connection on which the block was sent; `None` if it is to be sent, or sent again.
+    /// Connection on which the block was sent; `None` if it is to be sent, or retransmitted.
     on: Option<Output>,
 }
 

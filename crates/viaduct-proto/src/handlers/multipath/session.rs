@@ -82,7 +82,7 @@ impl Session {
         }
     }
 
-    /// Lets all slots connect at once.
+    /// Lets all slots connect immediately.
     pub(super) fn retry_now(&mut self, now: Instant) {
         self.slots.iter_mut().for_each(|slot| *slot = Slot { next: Some(now), wait: FIRST_RETRY });
     }

@@ -10,7 +10,7 @@ use crate::time::Duration;
 const TURN: usize = 64 << 10;
 /// Unsent bytes at which the application is stopped.
 const MAX_UNSENT: usize = 64 << 10;
-/// Number of delivered bytes after which an acknowledgement is sent at once.
+/// Number of delivered bytes after which an acknowledgement is sent immediately.
 const ACK_EVERY: u64 = 64 << 10;
 /// Delay of an acknowledgement of fewer bytes.
 const ACK_DELAY: Duration = Duration::from_millis(25);
@@ -104,7 +104,7 @@ impl Multipath {
         Some((soonest, is_alone))
     }
 
-    /// Acknowledges delivered data, now or soon.
+    /// Acknowledges delivered data, immediately or after [`ACK_DELAY`].
     fn send_ack(&mut self, cx: &mut Context<'_>) {
         let (now, received) = (cx.now(), self.received.next_offset());
         let live = self.paths.iter().filter(|path| path.stage == Stage::Live && path.is_writable);

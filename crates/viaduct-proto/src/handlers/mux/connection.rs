@@ -19,11 +19,12 @@ pub(super) struct SharedConnection {
     output: Output,
     /// Bytes received before the first message was complete.
     early: Vec<u8>,
-    /// Time by which the other end must answer; `None` once it has, or before the connection.
+    /// Time by which the other end must answer; `None` before the connection is established and
+    /// once the other end has answered.
     welcome: Option<Instant>,
     /// True if the other end has opened a stream on the connection.
     served: bool,
-    /// Time since which no stream is on the connection; only known at the connecting end.
+    /// Time since which no stream has been on the connection; only known at the connecting end.
     idle: Option<Instant>,
     over: bool,
 }
@@ -148,7 +149,7 @@ impl SharedConnection {
         self.settle(cx, mux);
     }
 
-    /// Refuses a stream whose chain cannot be made.
+    /// Refuses a stream whose chain cannot be created.
     pub(super) fn refuse(&mut self, cx: &mut Context<'_>, mux: &mut MuxState, stream: u64) {
         if let Some((state, Some(conn))) = mux.stream(stream)
             && let Some(id) = state.id
@@ -211,7 +212,7 @@ impl SharedConnection {
     }
 
     /// Sends frames while the tunnel has some; the output's `may_write` stops the tunnel. Returns
-    /// true if a turn was filled and more frames may follow.
+    /// true if the limit of a turn was reached and more frames may follow.
     fn send(&mut self, cx: &mut Context<'_>, conn: &mut ConnState) -> bool {
         let mut frames = Vec::new();
         while conn.tunnel.poll_transmit(cx.now(), &mut frames).is_some() {
@@ -221,7 +222,7 @@ impl SharedConnection {
             }
         }
         if !frames.is_empty() {
-            // A broken connection reports that itself.
+            // A failed write is ignored, since a broken connection reports its failure itself.
             let _ = cx.output(self.output).write(frames.into());
         }
         false

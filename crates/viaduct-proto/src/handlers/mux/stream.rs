@@ -22,7 +22,7 @@ pub(super) struct Stream {
     waits: bool,
     /// True if the application was notified that the flow is established.
     established: bool,
-    /// True if the application takes no bytes at present.
+    /// True if the application currently takes no bytes.
     stopped: bool,
     /// True if the application will write no more data.
     ended: bool,
@@ -189,7 +189,7 @@ impl Stream {
             conn.tunnel.consumed(cx.now(), id, data.len());
             // A closed flow drops incoming data. Once the other end has read all of the flow's own
             // data, the flow is reset, as a TCP connection would be. A reset before that would make
-            // the tunnel drop what the other end has not read.
+            // the tunnel drop data that the other end has not read.
             let stats = || conn.tunnel.stream_stats(id);
             let is_read = || stats().is_none_or(|stats| stats.queued + stats.outstanding == 0);
             if self.closed && is_read() {

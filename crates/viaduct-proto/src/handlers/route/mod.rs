@@ -50,7 +50,7 @@ struct Route {
     over: bool,
     /// True if a handler above survives the loss of the connection.
     movable: bool,
-    /// Reason of the failure; that of the direct attempt takes precedence.
+    /// Reason of the failure; the reason of the direct attempt takes precedence.
     why: Option<Failure>,
     /// Data and end written before the flow is established.
     early: Early,

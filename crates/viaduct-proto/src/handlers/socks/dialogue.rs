@@ -34,8 +34,8 @@ pub(super) enum Progress {
     Incomplete,
     /// Send these bytes.
     Send(Vec<u8>),
-    /// The request is granted. The address is that in the reply (BND.ADDR; of UDP ASSOCIATE, the
-    /// relay's). Bytes after the reply stay in the inbox.
+    /// The request is granted. The address is BND.ADDR of the reply, which for UDP ASSOCIATE is
+    /// that of the relay. Bytes after the reply stay in the inbox.
     Granted(Address),
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct End {
     pub(crate) events: Vec<String>,
     /// Bottoms that are connected.
     pub(crate) connected: Vec<BottomId>,
-    /// Bottoms from which the chain does not receive at present.
+    /// Bottoms from which the chain currently does not receive.
     pub(crate) paused: Vec<BottomId>,
 }
 

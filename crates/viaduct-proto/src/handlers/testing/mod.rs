@@ -24,7 +24,7 @@ pub(crate) use wire::{Item, Wire};
 
 pub(crate) const LIMIT: usize = 4_096;
 
-/// Shell in whose files `N.key` holds a key, and `word` a password.
+/// Shell with files `N.key`, each with a key, and a file `word` with a password.
 pub(crate) fn shell() -> Shell {
     let rng = Mutex::new(Rng::from_seed(7));
     Shell {

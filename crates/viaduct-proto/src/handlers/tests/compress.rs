@@ -71,7 +71,7 @@ fn text_becomes_less_than_half_in_large_writes_and_in_small_ones() {
 }
 
 #[test]
-fn noise_grows_by_next_to_nothing() {
+fn random_data_hardly_grows() {
     let noise = noise(1 << 20);
     let out = squeezed(&noise, 60_000);
     assert!(out.len() < noise.len() + 500, "{}", out.len());
@@ -82,7 +82,7 @@ fn noise_grows_by_next_to_nothing() {
 }
 
 #[test]
-fn a_flow_whose_reader_waits_is_not_expanded() {
+fn data_is_not_expanded_while_the_application_does_not_read() {
     let zeros = vec![0; 16 << 20];
     let out = squeezed(&zeros, 64 << 10);
     assert!(out.len() < 32 << 10, "{}", out.len());
@@ -113,7 +113,7 @@ fn a_handler_below_that_delivers_many_pieces_at_a_time_does_not_fill_memory() {
     chain.handle_timeout(now);
     let waits = chain.incoming().len();
     assert!((1..=192 << 10).contains(&waits), "{waits} bytes wait");
-    // All arrives as the application reads.
+    // All data arrives as the application reads.
     let mut got = 0;
     loop {
         let waits = chain.incoming().len();
@@ -128,7 +128,7 @@ fn a_handler_below_that_delivers_many_pieces_at_a_time_does_not_fill_memory() {
 }
 
 #[test]
-fn a_block_that_means_too_much_is_refused() {
+fn a_decompression_bomb_is_refused() {
     let mut net = Net::joined(&["compress"]);
     exchange(&mut net);
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();

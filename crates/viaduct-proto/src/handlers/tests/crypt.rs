@@ -7,7 +7,7 @@ fn refused(client: &str, server: &str) -> (Net, Vec<String>) {
     let mut net = Net::new(&[client], &[server]);
     net.connect();
     net.wait(Duration::from_secs(60));
-    assert!(net.ends[1].iter().all(|end| !end.is_there), "the program hears nothing of it");
+    assert!(net.ends[1].iter().all(|end| !end.is_there), "the program is not notified");
     let said = net.said.clone();
     (net, said)
 }
@@ -58,7 +58,7 @@ fn crypt_refuses_changed_bytes_and_delivers_none() {
         assert!(net.flip(0, nth, 3));
         net.write(0, 500);
         net.wait(Duration::from_secs(1));
-        assert_eq!(net.end(1).read.got, 1_000, "nothing of it is delivered");
+        assert_eq!(net.end(1).read.got, 1_000, "none of the changed data is delivered");
         if nth > 1 {
             assert_eq!(net.end(1).failed, [Failure::Reset]);
             assert!(net.said[0].contains("fails authentication"), "{:?}", net.said);
@@ -112,7 +112,7 @@ fn crypt_is_bound_to_the_negotiation_before_it() {
 }
 
 #[test]
-fn what_was_written_and_closed_before_the_connection_arrives() {
+fn data_of_a_flow_closed_before_the_connection_arrives() {
     let mut net = Net::new(&["crypt:key=1.key"], &["crypt:key=1.key"]);
     net.connect();
     net.write(0, 3_000);

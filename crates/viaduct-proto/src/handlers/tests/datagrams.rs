@@ -39,7 +39,7 @@ fn leave(passage: &mut Passage, now: Instant, left: &mut Vec<(u32, Instant)>) {
 }
 
 #[test]
-fn latency_delays_each_datagram_and_drops_what_finds_no_room() {
+fn latency_delays_each_datagram_and_drops_those_without_room() {
     let mut passage = passage(&["latency:delay=50ms,held=1000", "count"]);
     let mut send = |now, tag| passage.handle_datagram(now, ends(1), Direction::Out, 400, tag);
     assert_eq!(send(at(0), 1), Taken::Waits { begins: true });
@@ -72,7 +72,7 @@ fn handlers_for_streams_alone_are_named() {
 }
 
 #[test]
-fn what_handlers_say_of_datagrams_is_true() {
+fn handlers_report_correctly_whether_they_take_datagrams() {
     let registry = registry(&shell());
     for (text, works) in [
         ("count", true),
@@ -96,11 +96,15 @@ fn count_counts_datagrams_with_the_bytes_of_flows() {
     }
     let mut asked = Chain::new(chain, 1000, at(0));
     let counted = asked.control(at(0), "count", b"").unwrap();
-    assert_eq!(String::from_utf8(counted).unwrap(), "flows 3\nwritten 14\nread 7\n", "with itself");
+    assert_eq!(
+        String::from_utf8(counted).unwrap(),
+        "flows 3\nwritten 14\nread 7\n",
+        "and this flow"
+    );
 }
 
 #[test]
-fn silent_pairs_are_forgotten_and_so_is_the_oldest_of_too_many() {
+fn idle_pairs_are_forgotten_and_the_oldest_if_there_are_too_many() {
     let bounds = Bounds { pairs: 2, idle: Duration::from_secs(1) };
     let chain = factories(&["latency:delay=300ms"]);
     let mut passage = Passage::new(chain, bounds).unwrap();

@@ -69,7 +69,7 @@ fn a_flow_moves_in_time_while_bulk_data_goes_either_way() {
 }
 
 #[test]
-fn what_was_ended_or_closed_before_a_cut_arrives_after_it() {
+fn data_of_a_flow_closed_before_a_cut_arrives_after_it() {
     let mut net = Net::joined(&["migrate"]);
     exchange(&mut net);
     net.write(0, 2_000);
@@ -84,7 +84,7 @@ fn what_was_ended_or_closed_before_a_cut_arrives_after_it() {
 }
 
 #[test]
-fn a_last_word_that_is_lost_is_no_reset() {
+fn a_lost_last_acknowledgement_is_not_a_reset() {
     for writer in [0, 1] {
         let mut net = Net::joined(&["migrate:within=20s"]);
         exchange(&mut net);
@@ -150,7 +150,7 @@ fn a_break_is_reported_after_the_data_before_it() {
 }
 
 #[test]
-fn after_the_limit_comes_the_reset_once() {
+fn the_flow_is_reset_once_after_the_time_limit() {
     let mut net = Net::joined(&["migrate:within=20s,freeze=true"]);
     exchange(&mut net);
     net.is_up = false;
@@ -208,7 +208,7 @@ fn a_third_party_that_knows_the_session_cannot_take_it_over() {
 }
 
 #[test]
-fn an_unknown_session_ends_at_once() {
+fn an_unknown_session_ends_immediately() {
     let mut net = Net::joined(&["migrate"]);
     exchange(&mut net);
     // The accepting end has been restarted.

@@ -36,7 +36,7 @@ fn shape_lets_its_rate_pass_in_each_direction_and_no_more() {
 }
 
 #[test]
-fn shape_keeps_its_rate_though_timers_are_late_and_bits_do_not_make_bytes() {
+fn shape_keeps_its_rate_with_late_timers_and_shares_that_are_not_whole_bytes() {
     for (rate, late) in [(1_000, 0), (1_234_567, 7), (100_000, 130)] {
         let mut world = world(&[&format!("shape:rate={rate}")]);
         world.write(3_000_000);
@@ -85,7 +85,7 @@ fn count_counts_and_answers_through_other_handlers() {
 }
 
 #[test]
-fn every_handler_and_all_its_settings_are_explained() {
+fn every_handler_and_all_its_settings_are_documented() {
     let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/handlers");
     let table = std::fs::read_to_string(docs.join("README.md")).unwrap();
     for about in registry(&shell()).about() {
@@ -101,7 +101,7 @@ fn every_handler_and_all_its_settings_are_explained() {
 }
 
 #[test]
-fn a_chain_knows_whether_it_guards_and_what_the_kernel_can_do_for_it() {
+fn chains_report_whether_they_guard_and_can_be_offloaded() {
     use crate::flow::{HandlerSpec, Offload, offload};
     let registry = registry(&shell());
     for (text, guards, rate) in [
@@ -142,7 +142,7 @@ fn settings_are_checked() {
         ("socks:via=[::1]:1080,user=u", Some("must be given together")),
         ("count:x=1", Some("count: it has no setting \"x\"; it has none")),
         ("shapes", Some("no handler is named \"shapes\"; there are c")),
-        ("shape:rate", Some("\"shape:rate\" is no handler; write it like")),
+        ("shape:rate", Some("\"shape:rate\" is not a handler; write it like")),
     ] {
         match (chain(text), said) {
             (None, None) => {}

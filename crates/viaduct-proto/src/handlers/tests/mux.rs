@@ -30,7 +30,7 @@ fn live(net: &Net) -> usize {
 }
 
 #[test]
-fn flows_to_one_place_share_a_connection_and_each_has_its_own_bytes() {
+fn flows_to_one_destination_share_a_connection_and_each_has_its_own_data() {
     let mut net = joined(&["count", "mux", "crypt:key=1.key"]);
     assert_eq!(net.connections.len(), 1);
     let now = net.now;
@@ -58,7 +58,7 @@ fn a_silent_connection_is_reset_with_its_reason() {
 }
 
 #[test]
-fn flows_that_are_seen_as_others_share_a_connection_with_their_own_alone() {
+fn flows_share_a_connection_only_with_flows_of_the_same_source_address() {
     let mut net = Net::new(&["count", "mux"], &["count", "mux"]);
     for (own, connections) in [(1, 1), (2, 2), (1, 2), (2, 2)] {
         let own = SocketAddr::from(([192, 0, 2, own], 4000 + net.ends[0].len() as u16));
@@ -144,11 +144,11 @@ fn a_flow_that_is_dropped_is_reset_alone() {
 }
 
 #[test]
-fn data_that_a_closed_flow_does_not_want_costs_the_other_end_no_data() {
+fn unwanted_data_for_a_closed_flow_does_not_drop_the_flows_own_data() {
     let mut net = Net::joined(&["mux"]);
     net.wait(Duration::from_millis(100));
     net.end(1).takes = false;
-    // The first bytes fill the buffer above the stream, which therefore keeps the last ones.
+    // The first bytes fill the buffer above the stream, so the stream keeps the last bytes.
     for count in [2 * LIMIT, 300] {
         net.write(0, count);
         net.wait(Duration::from_millis(100));
@@ -162,7 +162,7 @@ fn data_that_a_closed_flow_does_not_want_costs_the_other_end_no_data() {
     assert_eq!((net.end(1).read.got, net.end(1).finished), (2 * LIMIT + 300, 1));
     net.write(1, 100);
     net.wait(Duration::from_secs(1));
-    assert_eq!(net.end(1).failed, [Failure::Reset], "nothing was left to lose");
+    assert_eq!(net.end(1).failed, [Failure::Reset], "all data had arrived before the reset");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn unreachable_destinations_and_hosts_at_their_limit_are_reported() {
 }
 
 #[test]
-fn a_connection_that_could_not_be_begun_is_begun_for_the_next_flow() {
+fn a_connection_that_failed_to_start_is_started_for_the_next_flow() {
     let mut net = Net::new(&["mux"], &["mux"]);
     net.spawns = false;
     let first = net.connect();
@@ -215,7 +215,7 @@ fn an_application_waits_until_its_stream_is_opened() {
 
 #[test]
 fn an_end_that_does_not_answer_is_given_up() {
-    // The other end accepts connections, and says nothing.
+    // The other end accepts connections, but sends nothing.
     let mut net = Net::new(&["mux"], &["count"]);
     let first = net.connect();
     net.ends[1].iter_mut().for_each(|end| end.takes = false);

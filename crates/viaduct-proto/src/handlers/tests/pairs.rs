@@ -101,7 +101,7 @@ fn blow() -> impl Strategy<Value = Blow> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_flow_that_migrates_is_whole_whatever_happens_to_its_connections(
+    fn a_migrating_flow_loses_no_data_whatever_happens_to_its_connections(
         above in chain(),
         // `mux` keeps a silent connection, and so hides the silence from `migrate`.
         below in chain().prop_filter("it hides silence", |chain| !chain.contains(&"mux")),

@@ -50,7 +50,7 @@ fn wrapped(to: &Address, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_socket_has_one_relay_for_all_addresses_and_what_is_early_waits() {
+fn a_socket_has_one_relay_for_all_addresses_and_early_datagrams_wait() {
     let mut relays = relays();
     assert_eq!(send(&mut relays, at(0), 1, "192.0.2.7:53", b"a"), [Action::Open(1)]);
     assert_eq!(send(&mut relays, at(1), 1, "192.0.2.8:53", b"b"), []);
@@ -93,7 +93,7 @@ fn each_name_has_a_relay_of_its_own() {
 }
 
 #[test]
-fn what_is_of_no_use_is_dropped_and_counted() {
+fn useless_datagrams_are_dropped_and_counted() {
     let mut relays = relays();
     for to in ["255.255.255.255:9", "224.0.0.1:9", "0.0.0.0:9", "192.0.2.7:0"] {
         assert_eq!(send(&mut relays, at(0), 1, to, b"x"), []);
@@ -127,11 +127,11 @@ fn without_a_relay_datagrams_are_dropped_for_a_moment() {
     assert_eq!(relays.stats().without, 2);
     assert_eq!(send(&mut relays, at(1_099), 1, "192.0.2.7:53", b"x"), []);
     assert_eq!(send(&mut relays, at(1_100), 1, "192.0.2.7:53", b"x").len(), 1);
-    assert!(!relays.handle_open(1), "it is no longer awaited");
+    assert!(!relays.handle_open(1), "the relay is no longer needed");
 }
 
 #[test]
-fn where_they_may_they_go_by_themselves_without_a_relay_but_not_to_names() {
+fn without_a_relay_datagrams_to_addresses_are_sent_directly_if_allowed() {
     let mut relays = relays_of(Bounds { leave: true, ..BOUNDS });
     let to = ends(1, "192.0.2.7:53");
     assert_eq!(send(&mut relays, at(0), 1, "192.0.2.7:53", b"early"), [Action::Open(1)]);
@@ -148,7 +148,7 @@ fn where_they_may_they_go_by_themselves_without_a_relay_but_not_to_names() {
 }
 
 #[test]
-fn when_its_connection_ends_the_next_datagram_opens_another() {
+fn after_a_relays_connection_has_ended_the_next_datagram_opens_another() {
     let mut relays = relays();
     send(&mut relays, at(0), 1, "192.0.2.7:53", b"x");
     assert!(relays.handle_open(1));
@@ -160,7 +160,7 @@ fn when_its_connection_ends_the_next_datagram_opens_another() {
 }
 
 #[test]
-fn silent_ones_are_closed_and_so_are_those_of_sockets_that_are_gone_and_the_oldest_of_too_many() {
+fn relays_are_closed_if_idle_or_oldest_or_if_their_socket_is_closed() {
     let mut relays = relays();
     let mut numbers = Vec::new();
     for (now, port) in [(0, 1), (10, 2), (20, 3)] {
@@ -182,7 +182,7 @@ fn silent_ones_are_closed_and_so_are_those_of_sockets_that_are_gone_and_the_olde
     assert_eq!(actions(&mut relays), [Action::Close(numbers[0])]);
     relays.handle_timeout(at(60_040));
     assert!(relays.is_empty() && relays.poll_timeout().is_none());
-    assert_eq!(relays.stats().without, 1, "what waited for the fourth");
+    assert_eq!(relays.stats().without, 1, "the datagram that waited for the fourth");
 }
 
 /// Event: a socket sends, a negotiation succeeds or fails, or a datagram arrives.
@@ -210,7 +210,7 @@ proptest! {
     /// Each datagram is either sent or dropped, exactly once. The open relays are those that were
     /// opened and not closed, and their number is within the bound.
     #[test]
-    fn all_is_accounted_for(steps in steps()) {
+    fn every_datagram_is_accounted_for(steps in steps()) {
         let (mut relays, mut now) = (relays(), at(0));
         let (mut given, mut opening, mut open) = (0, Vec::new(), Vec::new());
         for step in steps {

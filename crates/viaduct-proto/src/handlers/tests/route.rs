@@ -144,7 +144,7 @@ impl Driver {
 }
 
 #[test]
-fn a_flow_goes_directly_while_that_is_the_best_way() {
+fn a_flow_is_direct_while_that_is_the_best_path() {
     let mut flow = Driver::overlay(UP, &[OverlayRoute::Direct, OverlayRoute::By(1)], &server());
     assert_eq!(flow.dialled(), [(0, server())]);
     assert!(flow.chain.write(flow.now, "early".into()));
@@ -257,7 +257,7 @@ fn without_an_overlay_flows_go_directly_and_names_go_by_nodes() {
 }
 
 #[test]
-fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_another() {
+fn a_movable_flow_moves_when_its_path_fails_and_another_is_up() {
     let move_it = |flow: &mut Driver| flow.chain.control(flow.now, "route", b"move");
     let failed = Action::Failed(Failure::TimedOut);
     let mut flow = Driver::overlay(UP, &[OverlayRoute::Direct, OverlayRoute::By(1)], &server());
@@ -286,7 +286,7 @@ fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_anothe
 }
 
 #[test]
-fn migrate_says_that_it_can() {
+fn migrate_reports_that_its_flows_can_move() {
     let mut flow = Driver::new(
         &["migrate", "route:overlay=x"],
         Some(table(1, UP, &[OverlayRoute::Direct])),

@@ -54,7 +54,7 @@ impl Proxy {
 }
 
 #[test]
-fn a_flow_goes_by_the_proxy_under_its_name() {
+fn the_proxy_gets_the_destination_as_a_name() {
     let to = Address::Name("server.example".into(), 443);
     let mut proxy = Proxy::new("socks:via=proxy.example:1080,user=me,password=word", to.clone());
     assert!(proxy.chain.write(NOW, "early".into()));
@@ -76,7 +76,7 @@ fn a_flow_goes_by_the_proxy_under_its_name() {
 }
 
 #[test]
-fn what_a_proxy_refuses_is_refused_for_its_reason() {
+fn a_proxys_refusal_is_reported_with_its_reason() {
     let all = "socks:via=proxy.example:1080";
     let user = "socks:via=proxy.example:1080,user=me,password=word";
     let ip = Address::Ip("[2001:db8::1]:80".parse().unwrap());
@@ -135,7 +135,7 @@ fn a_proxy_without_a_relay_is_reported_with_its_reason() {
 }
 
 #[test]
-fn what_a_relay_brings_is_read_in_one_place() {
+fn datagrams_of_a_relay_are_wrapped_and_unwrapped() {
     let relay = relay("socks:via=192.0.2.1:1080");
     let to = Address::Name("mars.example".into(), 53);
     let wrapped = relay.wrap(&to, b"question").unwrap();

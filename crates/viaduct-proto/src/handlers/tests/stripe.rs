@@ -6,8 +6,8 @@ fn live(net: &Net) -> usize {
     net.connections.iter().filter(|c| c.seats.iter().all(Option::is_some)).count()
 }
 
-/// Writes as much as is taken, for `rounds` rounds of 10 ms. Returns the number of bytes that
-/// arrive meanwhile.
+/// Writes as much as the flow accepts, for `rounds` rounds of 10 ms. Returns the number of bytes
+/// that arrive in this time.
 fn pour(net: &mut Net, from: usize, rounds: usize) -> usize {
     let before = net.end(1 - from).read.got;
     for _ in 0..rounds {
@@ -20,7 +20,7 @@ fn pour(net: &mut Net, from: usize, rounds: usize) -> usize {
 }
 
 #[test]
-fn a_flow_goes_over_all_its_connections_and_comes_out_in_order() {
+fn a_flow_uses_all_its_connections_and_arrives_in_order() {
     let mut rates = Vec::new();
     for paths in [1, 2, 4] {
         let mut net = Net::joined(&[&format!("stripe:paths={paths}"), "shape:rate=1M"]);
@@ -41,7 +41,7 @@ fn a_flow_goes_over_all_its_connections_and_comes_out_in_order() {
 }
 
 #[test]
-fn what_a_lost_connection_had_goes_over_the_others() {
+fn data_of_a_lost_connection_is_sent_on_the_others() {
     for heard in [true, false] {
         let mut net = Net::joined(&["stripe:paths=3", "latency:delay=20ms"]);
         exchange(&mut net);
@@ -55,7 +55,7 @@ fn what_a_lost_connection_had_goes_over_the_others() {
 }
 
 #[test]
-fn a_connection_that_is_many_times_slower_holds_up_nothing() {
+fn a_much_slower_connection_does_not_delay_the_flow() {
     let rate = |way: usize, slow: Option<u64>| {
         let paths = 1 + usize::from(slow.is_some());
         let mut net = Net::joined(&[&format!("stripe:paths={paths},buffer=1M")]);

@@ -106,7 +106,7 @@ impl Mux {
         }
         self.numbers.taken_by_peer(number);
         // A SYN may overtake the frames that end other streams; the peer already counts those
-        // streams as closed. Hence twice the limit.
+        // streams as closed. Twice the limit is therefore allowed.
         if self.numbers.open_beside(number) >= cx.settings.streams.saturating_mul(2) {
             return Err(LinkError::Protocol("more streams than were allowed"));
         }
@@ -185,7 +185,7 @@ impl Mux {
     fn handle_rst(&mut self, cx: &mut Common, number: u32, why: Failure) {
         let id = self.id(number);
         if self.stream(number).resetting {
-            // Both ends reset at once: each RST answers the other.
+            // Both ends have reset the stream: each RST answers the other.
             return self.forget(cx, number);
         }
         self.control.push_back((number, Frame::Fin));

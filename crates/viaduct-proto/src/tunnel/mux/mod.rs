@@ -55,7 +55,7 @@ type Handled = Result<(), LinkError>;
 /// Timers of a link, in the order in which they fire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    /// Nothing has arrived for so long that the link counts as broken.
+    /// Nothing has been received for [`Settings::silence`]: the link is broken.
     Silence,
     /// A PING is due, unless the last one is unanswered.
     Ping,
@@ -211,7 +211,7 @@ impl Mux {
     }
 
     /// Load of the link, its most important part first: the number of streams with more to send
-    /// than one turn takes (a short request is no load), the bytes carried recently in both
+    /// than one turn takes (a short request does not count), the bytes carried recently in both
     /// directions, and the number of all streams.
     pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
         let queued = |number| self.streams.get(number).map_or(0, |stream| stream.out.len());

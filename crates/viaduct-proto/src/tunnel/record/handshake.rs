@@ -65,7 +65,7 @@ impl Handshake {
         let unknown = remote(&self.noise).filter(|key| !self.peers.contains(key));
         let unknown = unknown.map(RecordError::Unknown);
         match (parameters.confirms, payload) {
-            // A refusal is no error here: our answer tells the dialler the reason.
+            // A refusal is not an error here: the answer reports the reason to the dialler.
             (true, &[version]) => {
                 let other = (version != VERSION).then_some(RecordError::Version(version));
                 self.refuses = unknown.or(other);

@@ -26,9 +26,9 @@
 //!
 //! Flows of the handler `crypt` are encrypted in the same way, with another pattern ([`FLOW`]).
 //!
-//! In a secure channel whose ends are not authenticated (QUIC, TLS), only the handshake is done. It
-//! is bound to the channel by a value that is unique to the channel. The bytes after the handshake
-//! are not sealed again.
+//! In a secure channel whose ends are not authenticated (QUIC, TLS), only the handshake takes
+//! place. The handshake is bound to the channel by a value that is unique to the channel. The bytes
+//! after the handshake are not sealed again.
 
 mod direction;
 mod handshake;
@@ -89,7 +89,7 @@ pub(crate) const FLOW: Parameters = Parameters {
     most: u16::MAX as usize - TAG,
 };
 
-/// Reason why a stream is not accepted as a peer's.
+/// Reason why a stream is not accepted as that of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// An invalid length of a message.
@@ -230,7 +230,7 @@ impl Secure {
         &mut self.inbox
     }
 
-    /// Hands the plain bytes of complete messages to `deliver`, a record at a time. Answers are
+    /// Passes the plaintext of complete messages to `deliver`, one record at a time. Answers are
     /// appended to `out`. After an error the stream cannot be used.
     pub fn open(
         &mut self,
@@ -247,8 +247,8 @@ impl Secure {
         Ok(())
     }
 
-    /// Plain bytes of the next record, without a copy, if it is complete. Answers are appended
-    /// to `out`. After an error the stream cannot be used.
+    /// Plaintext of the next record, without a copy, if it is complete. Answers are appended to
+    /// `out`. After an error the stream cannot be used.
     pub(crate) fn next(&mut self, out: &mut Vec<u8>) -> Result<Option<BytesMut>, RecordError> {
         let Some(plain) = self.advance(out)? else { return Ok(None) };
         let mut record = self.inbox.split_to(LENGTH + plain + TAG);
@@ -257,8 +257,8 @@ impl Secure {
         Ok(Some(record))
     }
 
-    /// Advances the handshake, and opens the record at the head of the inbox in place. Returns
-    /// the number of its plain bytes; `None` if there is no complete record.
+    /// Advances the handshake, and opens the record at the head of the inbox in place. Returns the
+    /// length of its plaintext; `None` if there is no complete record.
     fn advance(&mut self, out: &mut Vec<u8>) -> Result<Option<usize>, RecordError> {
         let opened = self.try_advance(out);
         if let Err(error) = opened {

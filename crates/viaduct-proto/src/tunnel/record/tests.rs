@@ -39,7 +39,7 @@ fn up() -> (Secure, Secure) {
 }
 
 #[test]
-fn what_one_end_seals_the_other_opens_however_it_is_cut() {
+fn records_are_opened_however_they_are_cut() {
     let (mut a, mut b) = up();
     let data: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
     let mut sealed = Vec::new();
@@ -52,7 +52,7 @@ fn what_one_end_seals_the_other_opens_however_it_is_cut() {
 }
 
 #[test]
-fn inside_a_channel_only_the_handshake_is_done_and_only_in_that_channel() {
+fn inside_a_channel_only_a_handshake_bound_to_it_takes_place() {
     for (theirs, fits) in [(b"this", true), (b"that", false)] {
         let mut first = Vec::new();
         let peer = secret(2).public();

@@ -105,7 +105,7 @@ fn streams_share_a_link_evenly_and_links_share_the_tokens() {
 }
 
 #[test]
-fn new_streams_leave_alone_the_link_that_carries_most_in_either_direction() {
+fn new_streams_avoid_the_link_that_carries_most_in_either_direction() {
     let mut world = World::new(&Settings::default(), "rate=50M,delay=20ms", Carrier::Stream, 2);
     let large = world.open(0).unwrap();
     let idle = world.open(0).unwrap();
@@ -188,7 +188,7 @@ fn streams_of_a_broken_link_are_reset_and_its_tokens_come_back() {
 }
 
 #[test]
-fn a_peer_that_was_started_again_is_served_anew() {
+fn a_restarted_peer_is_served_again() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
     let id = world.open(0).unwrap();
     world.bulk(&[id], Duration::from_millis(300));
@@ -205,10 +205,10 @@ fn a_peer_that_was_started_again_is_served_anew() {
 }
 
 #[test]
-fn links_to_a_peer_that_was_started_again_outlive_those_to_what_it_was() {
+fn links_to_a_restarted_peer_outlive_those_to_its_former_instance() {
     for carrier in [Carrier::Stream, Carrier::Streams] {
         let mut world = World::new(&small(), LINK, carrier, 3);
-        // This end has not yet heard of the restart.
+        // This end has not detected the restart yet.
         (1..=3).for_each(|link| world.cut(link));
         world.ends[1] = Tunnel::new(small(), 77);
         (0..3).for_each(|_| world.dial());
@@ -224,7 +224,7 @@ fn links_to_a_peer_that_was_started_again_outlive_those_to_what_it_was() {
 }
 
 #[test]
-fn a_hello_of_what_the_peer_was_comes_too_late() {
+fn a_hello_of_the_peers_former_instance_is_refused() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
     let late = world.ends[0].dial(world.now, Carrier::Stream);
     let (mut former, mut hello) = (Tunnel::new(small(), 2), Vec::new());
@@ -275,7 +275,7 @@ fn a_link_whose_numbers_are_used_up_is_left() {
 }
 
 #[test]
-fn the_peer_is_told_of_a_broken_link_until_it_has_confirmed_that() {
+fn a_broken_link_is_reported_until_the_peer_confirms_the_report() {
     for carrier in [Carrier::Stream, Carrier::Streams] {
         let mut world = World::new(&small(), LINK, carrier, 1);
         for link in 1..=20 {

@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Cuts a link if there are others. One end detects this at once, the other when the peer
+    /// Cuts a link if there are others. One end detects this immediately, the other when the peer
     /// reports it.
     fn cut_any(&mut self, which: usize, first: usize) {
         if self.links.len() > 1 {

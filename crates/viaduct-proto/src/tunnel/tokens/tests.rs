@@ -38,7 +38,7 @@ fn streams_that_send_together_have_the_same_and_half_is_left_for_others() {
 }
 
 #[test]
-fn a_late_stream_gets_half_of_what_is_left_at_most_in_one_go() {
+fn a_late_stream_gets_at_most_half_of_the_rest_at_a_time() {
     let mut tokens = tokens(100_000, 0);
     let first = tokens.open();
     exhaust(&mut tokens, first);
@@ -66,7 +66,7 @@ fn readers_that_have_stopped_leave_each_other_stream_its_least_window() {
 }
 
 #[test]
-fn no_crumbs_are_sent_while_an_acknowledgement_is_due() {
+fn no_small_frames_are_sent_while_an_acknowledgement_is_due() {
     let mut tokens = tokens(100_000, 0);
     let id = tokens.open();
     exhaust(&mut tokens, id);
@@ -90,7 +90,7 @@ fn the_tokens_of_a_broken_link_come_back_when_the_peer_confirms() {
 }
 
 #[test]
-fn acknowledgements_beyond_what_was_sent_and_old_grants_do_not_count() {
+fn acknowledgements_of_unsent_bytes_and_old_grants_do_not_count() {
     let mut tokens = tokens(100_000, 0);
     let id = tokens.open();
     tokens.spend(id, 10);
@@ -102,7 +102,7 @@ fn acknowledgements_beyond_what_was_sent_and_old_grants_do_not_count() {
 }
 
 #[test]
-fn a_hello_with_another_floor_counts_what_is_spent_anew() {
+fn a_hello_with_another_least_window_recounts_spent_tokens() {
     for (first, second) in [(8_192, 0), (0, 8_192), (4_096, 4_096)] {
         let mut tokens = Tokens::default();
         tokens.hello(100_000, first);

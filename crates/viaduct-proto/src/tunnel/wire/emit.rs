@@ -98,7 +98,7 @@ pub(super) fn reason_of(why: Failure) -> u8 {
     match why {
         Failure::Reset => 0,
         Failure::Refused => 1,
-        // Earlier versions know no code for `Full`.
+        // Earlier versions have no code for `Full`.
         Failure::Unreachable | Failure::Full => 2,
         Failure::TimedOut => 3,
         Failure::Denied => 4,

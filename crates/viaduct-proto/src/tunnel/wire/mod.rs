@@ -12,7 +12,7 @@
 //!   5 PONG     the same
 //!   6 LEAVE
 //!  of a stream
-//!  16 SYN      destination | client, an address each; empty from the other end
+//!  16 SYN      destination | client, an address each; empty to accept a stream
 //!  17 DATA     bytes, 1 to 16384
 //!  18 FIN
 //!  19 FINACK
@@ -36,7 +36,7 @@ use crate::flow::{Address, Failure};
 pub(super) use emit::emit_data_head;
 pub use parse::{Parser, peek_hello};
 
-/// Version of the whole format. A peer of another version is refused.
+/// Version of the format. A peer of another version is refused.
 pub const VERSION: u8 = 2;
 /// Bytes before the body of a frame.
 pub const HEAD: usize = 7;

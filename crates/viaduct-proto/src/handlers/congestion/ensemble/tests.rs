@@ -6,7 +6,7 @@ use super::*;
 
 proptest! {
     #[test]
-    fn the_level_deals_all_and_no_more(
+    fn the_level_divides_all_of_the_window_and_no_more(
         mut wants in proptest::collection::vec(0..1_000_000u64, 1..50),
         all in 1_000.0..1_000_000.0f64,
     ) {
@@ -20,7 +20,7 @@ proptest! {
     /// Invariants under any sequence of events: the sum in flight is at most the largest
     /// window plus a floor for each flow, the accounting is exact, and no flow starves.
     #[test]
-    fn together_they_keep_to_the_window(
+    fn flows_together_keep_to_the_window(
         steps in proptest::collection::vec((0..5u64, 0..6u8, 0..100_000usize), 1..300),
     ) {
         let mut all = Ensemble::new();
@@ -53,7 +53,7 @@ proptest! {
             all.report(id, *kernel, amount, now);
             widest = widest.max(all.window.bytes);
             let may = all.may_send(id).min(amount);
-            prop_assert!(kernel.held > 0 || amount == 0 || may > 0, "it starves");
+            prop_assert!(kernel.held > 0 || amount == 0 || may > 0, "the flow starves");
             all.sent(id, may);
             kernel.held += may as u64;
             let held: u64 = kernels.values().map(|of| of.held).sum();
@@ -145,7 +145,7 @@ impl Group {
 }
 
 #[test]
-fn four_that_share_take_what_one_takes_and_share_it_alike() {
+fn four_flows_with_one_window_take_the_share_of_one_and_divide_it_evenly() {
     let found = compete(&[4, 1], 2500.0, 100_000.0, 60_000);
     let sum = |flows: &[f64]| flows.iter().sum::<f64>();
     let share = sum(&found[0]) / (sum(&found[0]) + sum(&found[1]));
@@ -158,7 +158,7 @@ fn four_that_share_take_what_one_takes_and_share_it_alike() {
 }
 
 #[test]
-fn parts_of_segments_go_when_nothing_waits_behind_them() {
+fn a_partial_segment_is_sent_if_no_data_follows_it() {
     let mut all = Ensemble::new();
     all.join(1);
     let rtt = Duration::from_millis(40);
@@ -171,7 +171,7 @@ fn parts_of_segments_go_when_nothing_waits_behind_them() {
 }
 
 #[test]
-fn the_estimate_of_a_path_outlives_its_flows() {
+fn the_estimate_of_a_path_outlasts_its_flows() {
     let mut all = Ensemble::new();
     all.join(1);
     let rtt = Duration::from_millis(40);
