@@ -57,8 +57,8 @@ enum Stage {
     Over,
 }
 
-/// Chain of an end with `terms`, and below it the handler that exchanges the offers: all handlers
-/// apply, or the flow is refused.
+/// Returns the chain of an end with `terms`, and below it the handler that exchanges the offers.
+/// Either all handlers apply, or the flow is refused.
 pub fn offer_in_band(
     terms: &Terms,
     chain: &[Arc<dyn Factory>],

@@ -66,11 +66,11 @@ pub enum TermsError {
     /// The handler is in the chain twice.
     #[error("{0} cannot be negotiated twice in a chain")]
     Twice(String),
-    /// The handler connects to another host than the far end, so the ends cannot negotiate.
+    /// The handler connects to a host other than the far end, so the ends cannot negotiate.
     #[error("{0} connects to another host, which would get the offer instead of the far end")]
     Elsewhere(String),
     /// A required handler is not in the chain.
-    #[error("{0} is required, but is no handler of the chain that needs both ends")]
+    #[error("{0} is required, but the chain has no such handler that needs both ends")]
     Absent(String),
     /// More handlers than an option holds.
     #[error("more than {MAX_HANDLERS} handlers that need both ends")]

@@ -29,7 +29,7 @@ fn offer() -> impl Strategy<Value = Offer> {
 
 proptest! {
     #[test]
-    fn both_ends_come_to_the_same(client in chain(), server in chain()) {
+    fn both_ends_agree(client in chain(), server in chain()) {
         let [ours, theirs] = [&client, &server].map(|chain| terms(chain, &Required::None));
         let here = ours.negotiate(true, Some(theirs.offer())).unwrap();
         let there = theirs.negotiate(false, Some(ours.offer())).unwrap();
@@ -122,7 +122,7 @@ fn in_band(chain: &[&str]) -> Arc<[Arc<dyn Factory>]> {
 }
 
 #[test]
-fn first_bytes_agree() {
+fn ends_negotiate_in_the_first_bytes() {
     for chain in [&["compress", "crypt:key=1.key"][..], &["compress"], &["stripe:paths=3"]] {
         let mut net = Net::of(in_band(chain), in_band(chain));
         net.connect();

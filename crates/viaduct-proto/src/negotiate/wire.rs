@@ -65,7 +65,7 @@ impl Offer {
         bytes
     }
 
-    /// Parses an option with kind and length; `None` if it is another one, or invalid.
+    /// Parses an option with kind and length; `None` if it is another option, or invalid.
     pub fn parse(option: &[u8]) -> Option<Offer> {
         let bytes: &[u8; LEN] = option.try_into().ok()?;
         if bytes[..2] != [KIND, LEN as u8] || bytes[2..4] != EXID || bytes[4] >> 4 != VERSION {
@@ -86,8 +86,8 @@ impl Offer {
         each(options).find_map(Offer::parse)
     }
 
-    /// First offer in the headers of a packet, from its IP header on, as the kernel saves those of
-    /// a SYN (`TCP_SAVED_SYN`).
+    /// First offer in the headers of a packet, beginning with its IP header, as the kernel saves
+    /// those of a SYN (`TCP_SAVED_SYN`).
     pub fn in_headers(headers: &[u8]) -> Option<Offer> {
         Offer::find(crate::split::syn::options(headers)?)
     }

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_left_when_it_fails_or_another_is_clearly_better() {
+    fn a_route_is_left_when_it_fails_or_another_is_clearly_better() {
         let mut choice = Choice::default();
         let by = |n| OverlayRoute::By(n);
         let mut pick = |second, policy, routes: &[(OverlayRoute, Score)]| {

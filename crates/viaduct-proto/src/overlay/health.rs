@@ -1,10 +1,10 @@
-//! Health of a peer, judged by the results of probes of the path to it.
+//! Health of a peer, determined from the results of probes of the path to the peer.
 
 use super::prober::{Prober, State as Path};
 use crate::health::State;
 use crate::time::Instant;
 
-/// Probes needed before the loss is judged.
+/// Probes needed before the loss is evaluated.
 const MIN_SAMPLE: usize = 20;
 /// Minimum share of lost probes at which a path is degraded.
 const MAX_LOSS: f64 = 0.1;
@@ -13,7 +13,12 @@ const CALLS_WITHIN: u32 = 4;
 
 /// State of the peer that `of` probes. `called` is the time of the peer's own last probe of this
 /// node. `by` is the node through which flows to the peer are sent, if they are not sent directly.
-pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Option<&str>) -> State {
+pub(super) fn state_of(
+    now: Instant,
+    of: &Prober,
+    called: Option<Instant>,
+    by: Option<&str>,
+) -> State {
     if of.state == Path::Up {
         let (lost, count) = (of.loss(), of.counted());
         return match count >= MIN_SAMPLE && lost >= MAX_LOSS {
@@ -71,7 +76,7 @@ mod tests {
             }
             now += STEP;
         }
-        move |called, by| judge(now, &prober, called, by).to_string()
+        move |called, by| state_of(now, &prober, called, by).to_string()
     }
 
     #[test]

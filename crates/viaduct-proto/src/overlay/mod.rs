@@ -11,13 +11,13 @@
 //! ```
 //!
 //! **Probing.** Every `interval` a node sends a probe to each other node. If no answer arrives in
-//! time, it probes again at once. If `lost` probes in a row have no answer, the path is down
+//! time, it probes again immediately. If `lost` probes in a row have no answer, the path is down
 //! ([`prober`]). With the defaults a failure is detected within about 1.6 s, and there is some
 //! hysteresis before the path is up again. Delay is an exponential average; loss is that of the
 //! last 100 probes.
 //!
 //! **Reports.** Probes and answers carry the sender's paths to all other nodes. When a path goes
-//! down or comes up, the node reports this to the other nodes at once ([`wire`]).
+//! down or comes up, the node reports this to the other nodes immediately ([`wire`]).
 //!
 //! **Choosing.** [`choice`] picks the route to each node, by delay or by loss, and keeps it until
 //! it fails or another route is clearly better.

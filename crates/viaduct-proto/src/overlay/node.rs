@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::MAX_PEERS;
 use super::choice::{Choice, Policy, Score};
-use super::health::judge;
+use super::health::state_of;
 use super::prober::{Prober, State as PathState, Timing};
 use super::seal::{Keys, Window};
 use super::stats::Stats;
@@ -57,7 +57,7 @@ pub enum ConfigError {
     #[error("{0} peers are too many: the maximum is {MAX_PEERS}")]
     TooMany(usize),
     /// Two peers have the same name or key, or a peer has the node's own. Keys count as the same if
-    /// their first four bytes are, because these identify a node in messages.
+    /// their first four bytes are equal, because these bytes identify a node in messages.
     #[error("peer {0}: the name or the key is used twice; each node needs its own")]
     Twice(String),
     /// An invalid public key.
@@ -296,10 +296,10 @@ impl Node {
             Some(OverlayRoute::By(n)) => self.peers.get(*n).map(|node| node.peer.name.as_str()),
             _ => None,
         };
-        self.peers.iter().map(|peer| judge(now, &peer.prober, peer.called, by(peer))).collect()
+        self.peers.iter().map(|peer| state_of(now, &peer.prober, peer.called, by(peer))).collect()
     }
 
-    /// Table of what the node knows, without the states of its peers.
+    /// Current table of the node, without the states of its peers.
     pub fn table(&self) -> Table {
         let number = |id: Id| self.peers.iter().position(|peer| peer.id == id);
         let others = |peer: &Known| {

@@ -67,7 +67,7 @@ pub(super) struct Prober {
     /// Time by which an answer is due; `None` if no answer is awaited.
     due: Option<Instant>,
     next: Instant,
-    /// True if a probe must be sent at once, even if others are pending.
+    /// True if a probe must be sent immediately, even if others are pending.
     urgent: bool,
     misses: u32,
     hits: u32,
@@ -100,7 +100,7 @@ impl Prober {
         if self.urgent { Instant::ZERO } else { self.due.unwrap_or(self.next) }
     }
 
-    /// Requests a probe at once, because the peer should learn of a change.
+    /// Requests an immediate probe, because the peer should learn of a change.
     pub(super) fn hurry(&mut self) {
         self.urgent = true;
     }
@@ -128,7 +128,7 @@ impl Prober {
     }
 
     /// Returns whether a probe is to be sent now, and remembers its `nonce` if so. `early`, 0 to 1,
-    /// puts the next probe 1.1 to 0.9 intervals from now, so that nodes do not probe in step.
+    /// puts the next probe 1.1 to 0.9 intervals from now, so that nodes do not probe in lockstep.
     pub(super) fn probes(&mut self, now: Instant, nonce: u64, early: f64) -> bool {
         let due = self.due.is_none() && now >= self.next;
         if !due && !std::mem::take(&mut self.urgent) {

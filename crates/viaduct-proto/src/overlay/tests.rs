@@ -147,7 +147,7 @@ fn host(n: usize) -> Address {
 }
 
 #[test]
-fn all_paths_are_known_to_all_and_the_shortest_way_is_direct() {
+fn all_paths_are_known_to_all_and_the_shortest_route_is_direct() {
     let mut world = World::new(4, 1);
     world.wait(Duration::from_secs(3));
     for (n, node) in world.nodes.iter().enumerate() {
@@ -244,7 +244,7 @@ fn replayed_and_forged_messages_change_nothing_and_are_counted() {
     world.wait(Duration::from_secs(2));
     world.fail(0, 1);
     world.wait(Duration::from_secs(3));
-    // All messages to node 0, also those from the time when all paths were up.
+    // All messages to node 0, including those from the time when all paths were up.
     let heard = std::mem::take(&mut world.heard);
     let before = world.nodes[0].table();
     let said: Vec<_> = heard.into_iter().filter(|(to, _)| *to == 0).collect();
@@ -267,7 +267,7 @@ fn replayed_and_forged_messages_change_nothing_and_are_counted() {
 }
 
 #[test]
-fn a_node_that_starts_anew_is_known_again_and_its_past_is_not() {
+fn a_restarted_node_is_known_again_and_its_old_messages_are_refused() {
     let mut world = World::new(3, 8);
     world.wait(Duration::from_secs(2));
     let past = std::mem::take(&mut world.heard);

@@ -113,7 +113,7 @@ impl Routes<'_> {
         let mean = alike.iter().map(|(_, route)| load(*route)).sum::<f64>() / alike.len() as f64;
         let own = load(current);
         // The probability is such that, if many nodes see the same load, only the load above the
-        // mean leaves.
+        // mean moves away.
         if own > OVERLOADED * mean && rng.chance((own - mean) / own) {
             let other = self.less_loaded_of_two(&alike, rng);
             return (load(other) < own).then_some(other);

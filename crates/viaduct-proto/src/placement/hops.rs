@@ -30,7 +30,7 @@ const MAX_STATUS: usize = 256;
 #[derive(Clone, Debug, PartialEq)]
 struct Hop {
     name: String,
-    /// Address at which it accepts flows; `None` if it is no hop.
+    /// Address at which it accepts flows; `None` if the node is not a hop.
     at: Option<SocketAddr>,
     /// True if the hop is down, according to the health checks.
     is_down: bool,
@@ -245,7 +245,7 @@ mod tests {
         PathQuality { up, rtt_ms, loss: 0.0 }
     }
 
-    /// Table with three nodes in a line, 20 ms from each to the next; the third one is no hop.
+    /// Table with three nodes in a line, 20 ms from each to the next; the third one is not a hop.
     fn table(up: Option<bool>) -> Option<Arc<Table>> {
         let node = |n: u8, others: &[(usize, f64)]| NodeEntry {
             name: format!("n{n}"),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hop_that_is_down_is_left_at_once_and_not_passed_on_to() {
+    fn a_hop_that_is_down_is_left_immediately_and_not_used_as_a_second_hop() {
         let mut hops = informed();
         hops.choose(at(1), server(), Preference::FirstByte);
         hops.set_down(hop(1), true);

@@ -15,7 +15,7 @@
 //!
 //! **Servers.** The round trip from a hop to a server is that of the hop's own flows to the
 //! server's network (/24, or /48 for IPv6); there are no probes. The hops are asked for the
-//! networks in use ([`report`]). If a round trip is unknown, a flow now and then explores a hop
+//! networks in use ([`report`]). If a round trip is unknown, a flow occasionally explores a hop
 //! that may be better ([`servers`]).
 //!
 //! **Stability.** A choice is kept for at least [`Config::hold`], unless one of its hops fails.

@@ -31,9 +31,9 @@ impl Preference {
     /// - First byte: milliseconds from the client's SYN to the first byte of the response. With
     ///   SYNs forwarded early the handshakes run in parallel, and the longest segment alone adds
     ///   its round trip (Miniproxy, equation 3).
-    /// - Bulk: the cost of the slowest segment: the round trip, in milliseconds, that would give
-    ///   the segment's throughput at the least loss. TCP's throughput is proportional to 1 / (round
-    ///   trip × √loss) (Mathis et al.).
+    /// - Bulk: the cost of the slowest segment: the round trip, in milliseconds, at which a segment
+    ///   with the minimum loss would have the same throughput. TCP's throughput is proportional to
+    ///   1 / (round trip × √loss) (Mathis et al.).
     pub fn cost(self, segments: impl Iterator<Item = Segment>) -> f64 {
         match self {
             Preference::FirstByte => {

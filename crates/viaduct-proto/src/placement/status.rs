@@ -32,9 +32,9 @@ pub struct AutoHop {
     pub name: String,
     /// Address at which it accepts flows.
     pub at: SocketAddr,
-    /// Round trip to it in milliseconds; `None` while it cannot be used.
+    /// Round trip to the hop in milliseconds; `None` while it cannot be used.
     pub rtt_ms: Option<f64>,
-    /// Load that it has reported: 1 at its capacity.
+    /// Load that the hop has reported: 1 at its capacity.
     pub load: f64,
 }
 

@@ -57,7 +57,7 @@ fn long_flows_take_hops_whose_segments_are_shorter() {
 }
 
 #[test]
-fn what_is_not_known_is_explored_by_few_flows() {
+fn unknown_routes_are_explored_by_few_flows() {
     let world = world(3);
     let mut placement = Placement::new(Config::default(), 3);
     placement.replace(world.mesh(|| 1.0, None));
@@ -99,7 +99,7 @@ fn what_is_not_known_is_explored_by_few_flows() {
 }
 
 #[test]
-fn noise_causes_at_most_a_switch_a_minute_and_a_dead_hop_is_left_at_once() {
+fn noise_causes_at_most_a_switch_a_minute_and_a_dead_hop_is_left_immediately() {
     let world = world(5);
     let config = Config { explore_every: None, ..Config::default() };
     let (mut placement, mut rng) = (informed(&world, config, 5), Rng::from_seed(6));

@@ -141,7 +141,7 @@ impl<T> Early<T> {
         }
     }
 
-    /// Changes the time for which entries are kept: later entries, and those of `tuples`.
+    /// Changes the time for which entries are kept, of later entries and of those of `tuples`.
     pub fn set_ttl(&mut self, ttl: Duration, tuples: impl Iterator<Item = Tuple>) {
         let before = std::mem::replace(&mut self.ttl, ttl);
         for tuple in tuples {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_client_takes_expires() {
+    fn connections_without_a_client_expire() {
         let mut early = Early::new(10, Duration::from_secs(1));
         early.handle_syn(at(0), tuple(1), || Some(1));
         assert!(early.handle_accept(&tuple(1)).is_some());
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn true_clients_win_the_table_back() {
+    fn genuine_clients_regain_the_table() {
         let mut early = Early::new(100, Duration::from_secs(1));
         for n in 0..100 {
             early.handle_syn(at(0), tuple(n), || Some(()));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn another_time_applies_to_later_entries_and_to_those_that_are_named() {
+    fn a_new_time_applies_to_later_entries_and_to_those_that_are_named() {
         let mut early = Early::new(10, Duration::from_secs(9));
         early.handle_syn(at(0), tuple(1), || Some(1));
         early.handle_syn(at(100), tuple(2), || Some(2));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_ends_it_and_says_nothing_of_the_client() {
+    fn a_refusal_removes_the_entry_and_keeps_the_tables_size() {
         let mut early = Early::new(100, Duration::from_secs(1));
         early.handle_syn(at(0), tuple(1), || Some(7));
         assert_eq!(early.get(&tuple(1)), Some(&7));

@@ -1,5 +1,5 @@
 //! Extension (TLV) of a PROXY header between hops of Viaduct: the rest of a flow's route, or a
-//! query for a hop's round trips. Other programs skip it.
+//! query for the round-trip times of a hop. Other programs skip the extension.
 //!
 //! ```text
 //!   0       e4     type, one of those for applications (PROXY protocol, 2.2)
@@ -37,7 +37,7 @@ const MAX_LEN: usize = HEAD + 7 * MAX_NETWORKS;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Onward {
-    /// The hop's own choice.
+    /// The hop chooses the rest itself.
     #[default]
     Open,
     /// Directly to the server.
@@ -51,7 +51,7 @@ pub enum Onward {
 pub enum Extension {
     /// Rest of the flow's route.
     Route(Onward),
-    /// Query for the round trips to these networks.
+    /// Query for the round-trip times to these networks.
     Query(Vec<Prefix>),
 }
 
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn extensions_of_others_and_invalid_routes_mean_nothing() {
+    fn foreign_extensions_and_invalid_routes_are_ignored() {
         assert_eq!(parse(&[0xe4, 0, 3, b'V', b'x', 1]), Parsed::Whole(None, 0));
         assert_eq!(parse(&[2, 0, 3, b'V', b'h', 1]), Parsed::Whole(None, 0));
         assert_eq!(parse(&[0xe4, 0, 4, b'V', b'h', 1]), Parsed::Whole(None, 0), "beyond the rest");

@@ -252,7 +252,7 @@ impl Preface {
 
     fn proxy(&mut self, bytes: &mut Vec<u8>) -> Step {
         match take(bytes, proxy::start) {
-            // The rest of a query's header means nothing, and no bytes follow it.
+            // The rest of a query's header is ignored, and no bytes follow it.
             Ok(proxy::Start { query: Some(networks), .. }) => Step::Report(networks),
             Ok(start) => self.proxy_rest(bytes, start.rest, start.addresses),
             Err(step) => step,

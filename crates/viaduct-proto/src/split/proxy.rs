@@ -50,7 +50,7 @@ impl Addresses {
 /// Header of the proxy's own connection (a health check).
 pub const LOCAL_HEADER: [u8; HEAD] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
-/// Header of the proxy's own connection that asks a hop for its round trips to `networks`.
+/// Header of the proxy's own connection that asks a hop for its round-trip times to `networks`.
 pub fn query(networks: Vec<Prefix>) -> Vec<u8> {
     let extension = Extension::Query(networks).emit();
     let mut bytes = LOCAL_HEADER.to_vec();
@@ -106,7 +106,7 @@ pub fn start(bytes: &[u8]) -> Parsed<Start> {
         (LOCAL, _) => 0,
         (PROXY, TCP4) => 12,
         (PROXY, TCP6) => 36,
-        (PROXY, _) => return Parsed::Wrong("a PROXY header for another protocol than TCP"),
+        (PROXY, _) => return Parsed::Wrong("a PROXY header for a protocol other than TCP"),
         _ => return Parsed::Wrong("another version or command of the PROXY protocol"),
     };
     let Some(rest) = whole.checked_sub(needed) else {

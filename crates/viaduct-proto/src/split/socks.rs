@@ -50,7 +50,7 @@ pub fn greeting(bytes: &[u8], method: Method) -> Parsed<bool> {
             Some(methods) => Parsed::Whole(methods.contains(&(method as u8)), 2 + methods.len()),
             None => Parsed::Short,
         },
-        _ => Parsed::Wrong("no SOCKS5"),
+        _ => Parsed::Wrong("not SOCKS5"),
     }
 }
 
@@ -86,7 +86,7 @@ pub fn request(bytes: &[u8]) -> Parsed<Address> {
             return Parsed::Wrong("a SOCKS request whose third byte is not 0");
         }
         [VERSION, ..] => return Parsed::Wrong("a SOCKS request that is not CONNECT"),
-        _ => return Parsed::Wrong("no SOCKS5"),
+        _ => return Parsed::Wrong("not SOCKS5"),
     };
     address(rest).behind(bytes.len() - rest.len())
 }

@@ -23,7 +23,7 @@ pub fn choice(bytes: &[u8]) -> Parsed<Option<Method>> {
         [VERSION, 0, ..] => Parsed::Whole(Some(Method::None), 2),
         [VERSION, 2, ..] => Parsed::Whole(Some(Method::Password), 2),
         [VERSION, _, ..] => Parsed::Whole(None, 2),
-        _ => Parsed::Wrong("no SOCKS5"),
+        _ => Parsed::Wrong("not SOCKS5"),
     }
 }
 
@@ -68,7 +68,7 @@ pub fn reply(bytes: &[u8]) -> Parsed<Result<Address, Failure>> {
         [VERSION, code, 0, ref rest @ ..] => (code, rest),
         [VERSION, _] | [VERSION] | [] => return Parsed::Short,
         [VERSION, ..] => return Parsed::Wrong("a SOCKS answer whose third byte is not 0"),
-        _ => return Parsed::Wrong("no SOCKS5"),
+        _ => return Parsed::Wrong("not SOCKS5"),
     };
     let result = |at| match code {
         0 => Ok(at),

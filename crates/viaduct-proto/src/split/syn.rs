@@ -65,7 +65,7 @@ impl Syn {
     }
 }
 
-/// Options of a TCP packet that begins with its IP header; `None` if they are truncated, or behind
+/// Options of a TCP packet that begins with its IP header; `None` if they are truncated, or follow
 /// IPv6 extension headers.
 pub fn options(headers: &[u8]) -> Option<&[u8]> {
     let at = match headers.first()? >> 4 {

@@ -106,7 +106,7 @@ fn a_proxy_header_is_read_as_it_is_written() {
 }
 
 #[test]
-fn a_proxy_header_may_be_local_or_extended_and_must_be_right() {
+fn a_proxy_header_may_be_local_or_extended_and_must_be_valid() {
     let header = |command: u8, family: u8, body: &[u8]| {
         let mut bytes = b"\r\n\r\n\0\r\nQUIT\n".to_vec();
         bytes.extend([command, family]);
@@ -129,7 +129,7 @@ fn a_proxy_header_may_be_local_or_extended_and_must_be_right() {
 }
 
 #[test]
-fn socks_is_spoken() {
+fn socks_messages_are_parsed() {
     use socks::{Credentials, Method};
     let greeting = |bytes: &[u8]| socks::greeting(bytes, Method::Password);
     is_cut_anywhere(&[5, 2, 0, 2], greeting, true);
@@ -157,7 +157,7 @@ fn socks_is_spoken() {
 }
 
 #[test]
-fn connect_is_spoken() {
+fn connect_requests_are_parsed() {
     let whole = |text: &str, to: Address, authorization: Option<&str>| {
         let authorization = authorization.map(|text| text.as_bytes().to_vec());
         let persists = !text.contains("HTTP/1.0");

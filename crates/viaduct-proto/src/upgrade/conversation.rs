@@ -133,7 +133,7 @@ pub enum TakerStep {
     KeepPeer(Box<PeerRecord>),
     /// Keep these connections.
     KeepConnections(Vec<ConnectionRecord>),
-    /// Note where the old process has stopped.
+    /// Record where the old process has stopped.
     KeepCut(StopRecord),
     /// Send `Taken`, and serve.
     Serve,
@@ -147,8 +147,7 @@ impl Taker {
 
     /// Handles a message of the old process.
     ///
-    /// # Errors
-    /// The upgrade has failed: this process ends, and touches nothing.
+    /// # Errors The upgrade has failed: this process ends, and changes nothing.
     pub fn handle_message(&mut self, message: Message) -> Result<TakerStep, UpgradeError> {
         match (self.stage, message) {
             (_, Message::Refused { reason }) => Err(UpgradeError::Refused(reason)),
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn another_format_is_refused_in_words_before_anything_is_sent() {
+    fn another_format_is_refused_with_a_reason_before_anything_is_sent() {
         for (oldest, newest) in [(FORMAT + 1, FORMAT + 3), (0, FORMAT - 1), (9, 2)] {
             let mut giver = Giver::default();
             let version = "9.1".to_owned();

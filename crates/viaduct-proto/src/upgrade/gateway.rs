@@ -84,9 +84,9 @@ pub struct PeerRecord {
     pub lane: u8,
     /// Low 16 bits of the indices of its sessions.
     pub slot: u16,
-    /// Number of the next packet to it; 0 if packets are not numbered.
+    /// Number of the next packet to the peer; 0 if packets are not numbered.
     pub next: u64,
-    /// Number of the next packet from it, as far as it is known.
+    /// Number of the next packet from the peer, as far as known.
     pub heard: u64,
     /// Destination of messages to the peer.
     pub endpoint: Option<(Transport, SocketAddr)>,
@@ -98,9 +98,9 @@ pub struct PeerRecord {
     pub cause: Cause,
     /// Sessions.
     pub session: SessionRecord,
-    /// Losses on the path from it, as counted here.
+    /// Losses on the path from the peer, as counted by this gateway.
     pub losses: LossesRecord,
-    /// State of the repairs to it, if they adapt to the losses.
+    /// State of the repairs to the peer, if they adapt to the losses.
     pub control: Option<ControlRecord>,
     /// Latest terms that the peer has sent; empty before the first.
     pub terms: Vec<u8>,
@@ -191,7 +191,7 @@ pub struct ControlRecord {
     pub counts: Vec<(u64, LossesRecord)>,
 }
 
-/// Number of at least zero, in millionths.
+/// Non-negative number, in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Millionths(u64);
@@ -227,12 +227,13 @@ pub struct ConnectionRecord {
     pub heard_at: u64,
 }
 
-/// End of the old process's work.
+/// Point at which the old process has stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopRecord {
-    /// Time stamp of the last outgoing packet that it has encoded, in nanoseconds since 1970.
+    /// Timestamp of the last outgoing packet that the old process has encoded, in nanoseconds since
+    /// 1970.
     pub left: u64,
-    /// Time at which it has stopped.
+    /// Time at which the old process has stopped.
     pub at: u64,
 }
 

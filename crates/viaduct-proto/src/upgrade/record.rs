@@ -131,8 +131,8 @@ impl Message {
     /// Parses a message that came with this number of descriptors.
     ///
     /// # Errors
-    /// The bytes are no message of this format, a bound is exceeded, or descriptors are missing or
-    /// left over.
+    /// The bytes are not a message of this format, a bound is exceeded, or descriptors are missing
+    /// or left over.
     #[inline] // As for `emit`.
     pub fn parse(bytes: &[u8], descriptors: usize) -> Result<Message, RecordError> {
         if bytes.len() > MAX_MESSAGE {

@@ -79,7 +79,8 @@ impl Digest {
         }
     }
 
-    /// Reads a line without its end. Returns how many of its bytes are consumed.
+    /// Reads the beginning of a line whose end has not arrived. Returns the number of bytes
+    /// consumed.
     fn read_part(&mut self, part: &[u8]) -> Result<usize, RequestError> {
         let name = part.iter().position(|&byte| byte == b':').map(|colon| &part[..colon]);
         let name = name.and_then(|name| std::str::from_utf8(name).ok());
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_digest() {
+    fn other_bytes_are_not_a_digest() {
         let mut digest = Digest::default();
         digest.read(&HEAD_TEXT.as_bytes()[..60]).unwrap();
         let bytes = digest.emit();

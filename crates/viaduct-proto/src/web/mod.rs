@@ -4,15 +4,14 @@
 //!   request's bytes ──▶ Request::parse ──▶ path ──▶ [ caller looks up: Found ] ──▶ plan
 //!                                                                                   │
 //!        Plan   [ head: status line, headers ][ body: bytes, or a range of the file ]
-//!        any piece of it, from any byte on: Plan::pieces
+//!        any range of its bytes: Plan::pieces
 //! ```
 //!
-//! A plan is a function of the request's bytes and of what was found at its path. It depends on
-//! no clock and no state. A stateless server can therefore make the same plan again for every
-//! packet of a response, on any replica that has the file, and send the bytes that are
-//! requested. (For this reason there is no `Date`: RFC 9110, 6.6.1, permits that for servers
-//! without a clock.) A file has a validator, by which a change during the response is detected: see
-//! [`Found::tag`].
+//! A plan is a function of the request's bytes and of what was found at its path. It depends on no
+//! clock and no state. A stateless server can therefore compute the same plan again for every
+//! packet of a response, on any replica that has the file, and send the bytes that are requested.
+//! (For this reason there is no `Date`: RFC 9110, 6.6.1, permits that for servers without a clock.)
+//! A file has a validator, by which a change during the response is detected: see [`Found::tag`].
 
 mod date;
 mod digest;
@@ -52,7 +51,7 @@ pub enum Found {
     Nothing,
     /// Object that the server is not permitted to read.
     Forbidden,
-    /// Object that cannot be read at present.
+    /// Object that currently cannot be read.
     Unavailable,
 }
 

@@ -9,7 +9,7 @@ use super::range::{ByteRange, parse_range};
 use super::request::{Method, Request, RequestError};
 use super::{Found, Listing, date, mime, path};
 
-/// Description of a response, from which any of its bytes can be made again.
+/// Description of a response, from which any of its bytes can be generated again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Status code.
@@ -43,7 +43,7 @@ pub enum Piece {
 }
 
 impl Plan {
-    /// Length of the whole response in bytes.
+    /// Length of the complete response in bytes.
     pub fn len(&self) -> u64 {
         self.head.len() as u64
             + match &self.body {
@@ -58,7 +58,7 @@ impl Plan {
         self.len() == 0
     }
 
-    /// Pieces of the head and of the body that lie in `range`.
+    /// Pieces of the head and of the body that are within `range`.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let head = self.head.len() as u64;
         let of_head = cut(&range, 0..head);

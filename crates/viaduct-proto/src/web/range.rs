@@ -5,7 +5,7 @@ use std::ops::Range;
 /// Result of a `Range` header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ByteRange {
-    /// The whole file: no header, another unit, several ranges, or invalid syntax.
+    /// The complete file: no header, another unit, several ranges, or invalid syntax.
     Whole,
     Part(Range<u64>),
     /// A part beyond the end of the file.

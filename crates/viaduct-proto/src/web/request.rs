@@ -15,7 +15,7 @@ const NOT_ALLOWED: [&str; 7] = ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TR
 /// Maximum length of a query that is kept, in bytes: it must fit into a [`super::digest::Digest`].
 const MAX_QUERY: usize = 256;
 
-/// Returns whether a header is ignored here, with any value.
+/// Returns whether a header is ignored, whatever its value.
 pub(super) fn is_ignored(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     !KEPT.contains(&&*name) && !HEEDED.contains(&&*name)
@@ -24,13 +24,13 @@ pub(super) fn is_ignored(name: &str) -> bool {
 /// Method of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Request for the whole response.
+    /// Request for the complete response.
     Get,
     /// Request for only the head of the response.
     Head,
 }
 
-/// Reason why a request is answered by an error at once.
+/// Reason why a request is answered with an error before any file is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RequestError {
     /// Invalid HTTP, or a request with a body.
@@ -115,7 +115,7 @@ impl Request {
 
     /// Completes the request at the end of its head.
     pub(super) fn whole(mut self) -> Result<Request, RequestError> {
-        // Both fields are needed only while the head is read.
+        // `closes` and `host` are needed only while the head is read.
         self.closes = false;
         match std::mem::take(&mut self.host) {
             Host::Wanted => Err(RequestError::Malformed),

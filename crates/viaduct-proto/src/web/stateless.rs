@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Every stream is like a connection of HTTP/1.1: it carries the heads of requests in, and
-//! responses out, one after the other. Any byte of a response can be made again from the digest of
-//! its request and the file. The fingerprint of a response is a hash of its head, which has the
-//! file's size and time, and of its body if that is not a file. A response that has changed is
-//! therefore refused, not continued with other content, even by a replica that has another copy.
+//! responses out, one after the other. Any byte of a response can be generated again from the
+//! digest of its request and the file. The fingerprint of a response is a hash of its head, which
+//! has the file's size and time, and of its body if that is not a file. A response that has changed
+//! is therefore refused, not continued with other content, even by a replica that has another copy.
 
 use ring::digest;
 
@@ -170,7 +170,7 @@ impl Response {
     }
 }
 
-/// Reads at most `most` heads, and begins their responses. Returns how many were begun.
+/// Reads at most `most` heads, and begins their responses. Returns the number of responses begun.
 fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> usize {
     let Some((mut at, mut digest)) = known(input) else {
         reply.reset(input.place.stream, Reason::Failed);

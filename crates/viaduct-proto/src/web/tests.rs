@@ -24,7 +24,7 @@ fn head(plan: &Plan) -> &str {
 }
 
 #[test]
-fn a_file_comes_whole_with_its_type_and_validators() {
+fn a_file_is_sent_completely_with_its_type_and_validators() {
     let plan = get("");
     assert_eq!((plan.status, &plan.body), (200, &Body::File(0..SIZE)));
     for line in [
@@ -117,7 +117,7 @@ fn directories_have_a_page_and_a_slash() {
 }
 
 #[test]
-fn the_way_to_a_directory_keeps_the_query() {
+fn the_redirect_to_a_directory_keeps_the_query() {
     let to = |target: &str| {
         let moved = plan(&request(target, ""), &Found::Directory(Listing::default()));
         assert_eq!(moved.status, 301, "{target}");
@@ -142,7 +142,7 @@ fn the_path_alone_says_whether_a_directory_is_meant() {
 }
 
 #[test]
-fn one_host_is_named_unless_the_client_is_of_old() {
+fn hosts_are_required_by_http_1_1_and_must_be_valid() {
     let read = |text: &str| Request::parse(text.as_bytes()).map(|read| read.unwrap().0);
     for (text, wrong) in [
         ("GET / HTTP/1.1\r\n\r\n", true),
@@ -166,7 +166,7 @@ fn one_host_is_named_unless_the_client_is_of_old() {
 }
 
 #[test]
-fn empty_lines_before_a_request_are_skipped_and_later_versions_are_one() {
+fn empty_lines_before_a_request_are_skipped_and_later_minor_versions_are_accepted() {
     for before in ["", "\r\n", "\r\n\r\n\r\n"] {
         let text = format!("{before}GET /a HTTP/1.1\r\nHost: x\r\n\r\n");
         let (read, length) = Request::parse(text.as_bytes()).unwrap().unwrap();
@@ -257,7 +257,7 @@ fn bytes(plan: &Plan, range: std::ops::Range<u64>) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn any_range_of_a_response_can_be_made_again(
+    fn any_range_of_a_response_can_be_generated_again(
         plan in requests(),
         a in 0..3000_u64,
         b in 0..3000_u64,

@@ -59,7 +59,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_one_that_the_plain_sum_gives(
+        fn the_checksum_equals_that_of_a_plain_sum(
             bytes in prop::collection::vec(any::<u8>(), 0..80),
             v6: bool,
         ) {

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_ports_is_none() {
+    fn packets_without_ports_are_rejected() {
         let mut tcp = v4_packet();
         tcp[9] = 6;
         let mut later = v4_packet();

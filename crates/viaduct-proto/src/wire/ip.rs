@@ -38,7 +38,7 @@ pub enum Error {
     #[error("IP version is {0}; it must be 4 or 6")]
     Version(u8),
     /// Fewer bytes than the header states, or than a header needs.
-    #[error("packet of {have} bytes is cut short; its header asks for {want}")]
+    #[error("packet of {have} bytes is truncated; its header requires {want}")]
     Short {
         /// Bytes present.
         have: usize,
@@ -194,7 +194,7 @@ pub(crate) fn emit_header(
     }
 }
 
-/// The Internet checksum (RFC 1071) of bytes whose own checksum field is zero.
+/// The Internet checksum (RFC 1071) of bytes in which the checksum field is zero.
 pub fn internet_checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0u32;
     for pair in bytes.chunks(2) {
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn normalising_forgets_only_what_it_returns(tos: u8, ttl: u8, version in prop::bool::ANY) {
+        fn normalising_changes_only_the_fields_that_it_returns(tos: u8, ttl: u8, version in prop::bool::ANY) {
             let mut packet = if version { valid_v4() } else { v6_packet() };
             restore(&mut packet, MutableFields { ttl, tos });
             prop_assert_eq!(mutable_fields(&packet), Some(MutableFields { ttl, tos }));

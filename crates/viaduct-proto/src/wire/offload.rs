@@ -9,8 +9,8 @@
 //!   IP | TCP 1000 | ---- data ----    IP | TCP 2400 | ---- data ----    ...
 //! ```
 //!
-//! Segments are those that Linux makes: IPv4 identifications increase by one, FIN and PSH are set
-//! in the last segment, and CWR in the first.
+//! Segments are cut as by Linux: IPv4 identifications increase by one, FIN and PSH are set in the
+//! last segment, and CWR in the first.
 
 use std::num::NonZeroU16;
 
@@ -42,7 +42,8 @@ const CWR: u8 = 0x80;
 
 /// Calls `each` with the packets that `packet` becomes, in order; `each` may change them. `buffer`
 /// is working space. Returns false without a call if `packet` cannot be segmented, because it is
-/// neither TCP nor UDP, is a fragment, or is malformed, or if its checksum field lies outside it.
+/// neither TCP nor UDP, is a fragment, or is malformed, or if its checksum field is outside the
+/// packet.
 pub fn complete(
     packet: &mut [u8],
     offload: Offload,
@@ -106,14 +107,14 @@ fn cut(
     Some(())
 }
 
-/// Sets the fields of the `n`th packet's IP header, which is followed by `behind` bytes.
-fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
+/// Sets the fields of the `n`th packet's IP header, which is followed by `payload` bytes.
+fn set_ip(ip: &mut [u8], payload: usize, n: usize) {
     let length = |length: usize| u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
     if ip[0] >> 4 == 6 {
-        ip[4..6].copy_from_slice(&length(behind));
+        ip[4..6].copy_from_slice(&length(payload));
         return;
     }
-    let total = ip.len() + behind;
+    let total = ip.len() + payload;
     ip[2..4].copy_from_slice(&length(total));
     let identification = u16::from_be_bytes([ip[V4_IDENTIFICATION], ip[V4_IDENTIFICATION + 1]]);
     // Hosts that never fragment may leave the identification at zero.
@@ -126,10 +127,11 @@ fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
     }
 }
 
-/// Sets the TCP header of a segment `behind` bytes after the first; returns its checksum's offset.
-fn set_tcp(segment: &mut [u8], behind: u32, (is_first, is_last): (bool, bool)) -> usize {
+/// Sets the TCP header of a segment whose data begins at `offset` in the original data. Returns the
+/// offset of the checksum.
+fn set_tcp(segment: &mut [u8], offset: u32, (is_first, is_last): (bool, bool)) -> usize {
     if let Some(sequence) = segment.get_mut(TCP_SEQUENCE..).and_then(<[u8]>::first_chunk_mut) {
-        *sequence = u32::from_be_bytes(*sequence).wrapping_add(behind).to_be_bytes();
+        *sequence = u32::from_be_bytes(*sequence).wrapping_add(offset).to_be_bytes();
     }
     segment[TCP_FLAGS] &= !(if is_last { 0 } else { FIN_PSH } | if is_first { 0 } else { CWR });
     TCP_CHECKSUM
@@ -144,10 +146,10 @@ fn set_udp(datagram: &mut [u8]) -> usize {
 
 /// Checksum, with pseudo header, of the data `behind` an IP header, in which the checksum field is
 /// 0. If the field is filled in, the result is 0 for a correct checksum.
-fn checksum(ip: &[u8], protocol: u8, behind: &[u8]) -> u16 {
+fn checksum(ip: &[u8], protocol: u8, transport: &[u8]) -> u16 {
     let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };
-    let parts = [!internet_checksum(addresses), !internet_checksum(behind)];
-    let length = u16::try_from(behind.len()).unwrap_or(u16::MAX);
+    let parts = [!internet_checksum(addresses), !internet_checksum(transport)];
+    let length = u16::try_from(transport.len()).unwrap_or(u16::MAX);
     let sum: u32 = parts.iter().map(|&part| u32::from(part)).sum();
     let sum = sum + u32::from(protocol) + u32::from(length);
     let folded = (sum & 0xffff) + (sum >> 16);
@@ -223,7 +225,7 @@ mod tests {
             packets.iter().map(|one| u16::from_be_bytes([one[4], one[5]])).collect::<Vec<_>>()
         };
         assert_eq!(identifications(u16::MAX), [u16::MAX, 0, 1]);
-        assert_eq!(identifications(0), [0, 0, 0], "left out");
+        assert_eq!(identifications(0), [0, 0, 0], "not used");
     }
 
     #[test]

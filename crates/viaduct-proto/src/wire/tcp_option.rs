@@ -31,7 +31,8 @@ pub(super) fn find(options: &[u8], kind: u8) -> Option<Range<usize>> {
     }
 }
 
-/// Changes bytes of the TCP header at `tcp`, from `at` on, and updates the checksum (RFC 1624).
+/// Overwrites bytes of the TCP header at `tcp`, beginning at offset `at` in the packet, and updates
+/// the checksum (RFC 1624).
 pub(super) fn set(packet: &mut [u8], tcp: usize, at: usize, value: &[u8]) {
     // The bytes may begin or end at an odd offset: the checksum needs whole words from the TCP
     // header's start.
@@ -57,7 +58,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_option_is_found_behind_others_and_one_that_is_cut_off_is_not() {
+    fn an_option_is_found_after_others_unless_it_is_truncated() {
         let options = [1, 2, 4, 5, 6, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
         assert_eq!((find(&options, 2), find(&options, 8)), (Some(3..5), Some(8..16)));
         assert_eq!((find(&options, 5), find(&options[..15], 8)), (None, None));
@@ -73,7 +74,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_a_right_checksum_stays_one(
+        fn a_correct_checksum_stays_correct(
             mut packet in prop::collection::vec(any::<u8>(), 44..80),
             odd: bool, at in 20..36usize, value: [u8; 4],
         ) {

@@ -19,8 +19,8 @@ pub struct Acknowledged {
     pub twice: Option<(u32, u32)>,
 }
 
-/// Parses a whole IP packet; `None` if it is no acknowledgement, is a fragment, or has extension
-/// headers.
+/// Parses a complete IP packet; `None` if it is not an acknowledgement, is a fragment, or has
+/// extension headers.
 pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     let (_, header) = transport::tcp_header(packet).filter(|(_, header)| header[13] & ACK != 0)?;
     let acknowledged = number(&header[8..])?;
@@ -36,9 +36,9 @@ pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     Some(Acknowledged { highest, twice: first.filter(|_| is_old) })
 }
 
-/// Returns whether a whole IP packet is a plain acknowledgement: if it is lost, the next one
-/// replaces it. An acknowledgement with a D-SACK is not plain, because a duplicate is reported
-/// only once.
+/// Returns whether a complete IP packet is a plain acknowledgement: if such a packet is lost, the
+/// next one replaces it. An acknowledgement with a D-SACK is not plain, because a duplicate is
+/// reported only once.
 pub fn is_plain_ack(packet: &[u8]) -> bool {
     Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack())
         && acknowledged(packet).is_none_or(|of| of.twice.is_none())
@@ -52,7 +52,7 @@ fn is_below(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() < 0
 }
 
-/// Returns whether the first block is a D-SACK: it begins below the acknowledged number, or lies
+/// Returns whether the first block is a D-SACK: it begins below the acknowledged number, or is
 /// within the second block.
 fn is_old((left, right): (u32, u32), second: Option<(u32, u32)>, acknowledged: u32) -> bool {
     is_below(left, acknowledged)
@@ -85,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_that_say_what_the_next_one_does_not_are_not_plain() {
+    fn acknowledgements_that_the_next_one_does_not_replace_are_not_plain() {
         let of = |blocks: &[(u32, u32)]| is_plain_ack(&acknowledgement(blocks, false));
         assert!(of(&[]) && of(&[(2_000, 3_000)]));
         assert!(!of(&[(500, 900)]) && !of(&[(2_100, 2_200), (2_000, 3_000)]));
     }
 
     #[test]
-    fn a_block_below_what_is_acknowledged_or_within_the_next_came_twice() {
+    fn a_block_below_the_acknowledgement_or_within_the_next_is_a_duplicate() {
         for ipv6 in [false, true] {
             let is = |blocks: &[(u32, u32)]| {
                 let twice = acknowledged(&acknowledgement(blocks, ipv6)).unwrap().twice;

@@ -24,7 +24,7 @@ pub struct TcpSyn {
 pub type Coarse = [u8; 32 + 4 + 4 + 1];
 
 impl TcpSyn {
-    /// Parses a whole IP packet; `None` if it is neither a SYN nor a SYN-ACK, or is a fragment.
+    /// Parses a complete IP packet; `None` if it is neither a SYN nor a SYN-ACK, or is a fragment.
     pub fn parse(packet: &[u8]) -> Option<TcpSyn> {
         let (tcp, header) = transport::tcp_header(packet).filter(|(_, of)| of[13] & SYN != 0)?;
         let mss =
@@ -87,7 +87,8 @@ mod tests {
         packet
     }
 
-    /// Checksum of the TCP part as it is, with the pseudo header; 0 if it is right.
+    /// Checksum of the TCP part including its checksum field, with the pseudo header; 0 if it is
+    /// correct.
     fn sum(packet: &[u8]) -> u16 {
         let len = (packet.len() - 20) as u16;
         let pseudo = [&packet[12..20], &[0, 6], &len.to_be_bytes()].concat();
@@ -118,7 +119,7 @@ mod tests {
         let mut packet = syn(&[1, 1, 1, 1]);
         assert_eq!(TcpSyn::parse(&packet).unwrap().mss(&packet), None);
         packet[33] = 0x10;
-        assert_eq!(TcpSyn::parse(&packet), None, "no SYN");
+        assert_eq!(TcpSyn::parse(&packet), None, "not a SYN");
         packet[33] = SYN;
         packet[6] = 0x20;
         assert_eq!(TcpSyn::parse(&packet), None, "a fragment");

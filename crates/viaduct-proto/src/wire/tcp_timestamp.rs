@@ -24,13 +24,13 @@ const STAMP: usize = 4;
 /// Length of the option's value in bytes: two timestamps.
 const VALUE: usize = 2 * STAMP;
 
-/// Timestamp that a whole IP packet echoes: the latest one that the packet's sender has seen.
+/// Timestamp that a complete IP packet echoes: the latest one that the packet's sender has seen.
 pub fn echo(packet: &[u8]) -> Option<u32> {
     let (_, at) = stamps(packet)?;
     number(packet.get(at + STAMP..)?)
 }
 
-/// Sets the timestamp of a whole IP packet to `last`, the latest one that the receiving host has
+/// Sets the timestamp of a complete IP packet to `last`, the latest one that the receiving host has
 /// seen, if the timestamp is slightly older. The host would otherwise refuse the packet. Updates
 /// the checksum. Signed segments are left unchanged. Returns whether the packet was changed.
 pub fn renew(packet: &mut [u8], last: u32) -> bool {
@@ -95,7 +95,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_opens_ends_or_is_signed_stays_as_it_is() {
+    fn segments_that_open_or_end_or_are_signed_stay_unchanged() {
         let stamps = [1, 1, TIMESTAMPS, 10, 0, 0, 0, 7, 0, 0, 0, 5];
         let signature = [&[1, 1, 19, 18][..], &[0; 16]].concat();
         let signed = [&stamps[..], &signature].concat();

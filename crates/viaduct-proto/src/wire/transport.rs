@@ -12,7 +12,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 0x10;
 
-/// Protocol of a whole IP packet and its payload; `None` for fragments.
+/// Protocol of a complete IP packet, and its payload; `None` for fragments.
 pub fn payload(packet: &[u8]) -> Option<(u8, &[u8])> {
     let (start, protocol) = match packet.first()? >> 4 {
         4 => {
@@ -25,7 +25,7 @@ pub fn payload(packet: &[u8]) -> Option<(u8, &[u8])> {
     Some((protocol, packet.get(start..)?))
 }
 
-/// TCP header of a whole IP packet, with options, and its offset; `None` if not TCP.
+/// TCP header of a complete IP packet, with options, and its offset; `None` if not TCP.
 pub(super) fn tcp_header(packet: &[u8]) -> Option<(usize, &[u8])> {
     let (protocol, segment) = payload(packet)?;
     let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
@@ -38,7 +38,7 @@ pub(super) fn number(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|of| u32::from_be_bytes(*of))
 }
 
-/// Source and destination port of a whole IP packet of TCP or UDP.
+/// Source and destination port of a complete IP packet of TCP or UDP.
 pub fn ports(packet: &[u8]) -> Option<[u16; 2]> {
     let (protocol, payload) = payload(packet)?;
     let &[s0, s1, d0, d1] = payload.first_chunk()?;
@@ -59,7 +59,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Parses a whole IP packet; `None` if it is not a TCP segment.
+    /// Parses a complete IP packet; `None` if it is not a TCP segment.
     pub fn parse(packet: &[u8]) -> Option<Segment> {
         let (protocol, segment) = payload(packet)?;
         if protocol != TCP {
@@ -72,7 +72,7 @@ impl Segment {
         Some(Segment { sequence, acknowledgement, data, flags: head[13] })
     }
 
-    /// Returns whether the segment is an acknowledgement without data or other flags.
+    /// Returns whether the segment is an acknowledgement without data, and without FIN, SYN or RST.
     pub fn is_bare_ack(&self) -> bool {
         self.data == 0 && self.flags & (FIN | SYN | RST | ACK) == ACK
     }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_and_numbers_are_read_of_whole_packets_only() {
+    fn ports_and_numbers_are_read_from_complete_packets_only() {
         let mut packet = segment(ACK, 9);
         assert_eq!(ports(&packet), Some([12_345, 80]));
         let of = Segment::parse(&packet).unwrap();

@@ -32,13 +32,13 @@ fn crypt_authenticates_its_peers() {
     // The connecting end does not accept the other's key.
     let (mut net, said) = refused("crypt:key=1.key", "crypt:key=2.key");
     assert_eq!(net.end(0).answer, Some(Err(Failure::Denied)));
-    assert_eq!(said[0], format!("crypt: the key {two} is none of the peers'"));
+    assert_eq!(said[0], format!("crypt: the key {two} is not that of any peer"));
     assert!(said[1].contains("do not include our key"), "{said:?}");
     // The accepting end does not accept the other's key.
     let (mut net, said) = refused(&format!("crypt:key=1.key,peer={two}"), "crypt:key=2.key");
     assert_eq!(
         said[0],
-        format!("crypt: 192.0.2.1:40000 is refused: the key {one} is none of the peers'")
+        format!("crypt: 192.0.2.1:40000 is refused: the key {one} is not that of any peer")
     );
     assert_eq!(net.end(0).failed, [Failure::Reset]);
     // The other end has no crypt, and sends nothing.

@@ -87,7 +87,7 @@ fn a_proxys_refusal_is_reported_with_its_reason() {
         (user, vec![5, 2, 1, 1], Failure::Denied, "refuses the user"),
         (all, reply(Failure::Refused), Failure::Refused, "refused"),
         (all, reply(Failure::TimedOut), Failure::TimedOut, "timed out"),
-        (all, b"HTTP/1.1 400 Bad".to_vec(), Failure::Unreachable, "no SOCKS5"),
+        (all, b"HTTP/1.1 400 Bad".to_vec(), Failure::Unreachable, "not SOCKS5"),
     ] {
         let mut proxy = Proxy::new(settings, ip.clone());
         proxy.say(&said);
@@ -125,7 +125,7 @@ fn a_proxy_without_a_relay_is_reported_with_its_reason() {
         (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "no UDP ASSOCIATE"),
         (&[5, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0], "denied"),
         (&[5, 255], "another authentication"),
-        (b"HTTP/1.1 400 Bad", "no SOCKS5"),
+        (b"HTTP/1.1 400 Bad", "not SOCKS5"),
     ] {
         let mut relay = relay("socks:via=192.0.2.1:1080");
         relay.begin();

@@ -32,7 +32,7 @@ fn there(text: &str) -> Step {
 }
 
 #[test]
-fn each_language_leads_there() {
+fn each_protocol_leads_to_its_destination() {
     let socks = b"\x05\x01\x00\x05\x01\x00\x01\x0a\x00\x00\x01\x00\x50";
     let (answers, step, answer) = talk(Preface::new(ALL, Secret::default()), socks);
     assert_eq!((&answers[..], step), (&[5, 0][..], there("10.0.0.1:80")));
@@ -168,7 +168,7 @@ fn errors_are_reported_in_the_clients_protocol() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused() {
+fn invalid_prefaces_are_refused() {
     let none = Protocols::default();
     for said in [&b"\x05"[..], b"C", b"\r", b"GET / HTTP/1.1\r\n"] {
         let (.., step, _) = talk(Preface::new(none, Secret::default()), said);

@@ -101,7 +101,7 @@ pub enum RecordError {
     )]
     Forged,
     /// The other end's key is not that of a peer.
-    #[error("the key {0} is none of the peers'")]
+    #[error("the key {0} is not that of any peer")]
     Unknown(PublicKey),
     /// The other end speaks another version of the format.
     #[error("version {0} of the tunnel; {VERSION} is expected")]

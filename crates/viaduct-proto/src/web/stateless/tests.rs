@@ -134,7 +134,7 @@ impl World {
 }
 
 #[test]
-fn a_connection_of_pieces_and_two_servers_is_the_plan() {
+fn a_connection_in_pieces_to_two_servers_equals_the_plan() {
     let cookie = format!("Cookie: {}\r\n", "c".repeat(3_000));
     let text = format!(
         "GET /a.txt HTTP/1.1\r\nHost: h\r\n{cookie}\r\n\r\nHEAD /b HTTP/1.1\r\nHost: h\r\n\r\n\
@@ -218,7 +218,7 @@ fn opening(inputs: usize, text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_one_packet_has_looked_up_is_bounded() {
+fn the_lookups_of_one_packet_are_bounded() {
     for (inputs, text) in [
         (60, "GET / HTTP/1.0\r\n\r\n".to_owned()),
         (6, "GET /names/ HTTP/1.0\r\nConnection: keep-alive\r\n\r\n".repeat(4)),
@@ -236,7 +236,7 @@ fn what_one_packet_has_looked_up_is_bounded() {
 }
 
 #[test]
-fn streams_of_which_one_packet_has_too_many_requests_are_all_answered() {
+fn streams_with_too_many_requests_for_one_packet_are_all_answered() {
     let mut world = World::new();
     let text = "GET /none HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3 * AT_ONCE);
     let expected = world.expected(text.as_bytes());
@@ -258,7 +258,7 @@ fn streams_of_which_one_packet_has_too_many_requests_are_all_answered() {
 }
 
 #[test]
-fn a_directory_is_redirected_to_and_its_page_comes_whole() {
+fn a_directory_is_redirected_to_and_its_page_is_sent_completely() {
     let mut world = World::new();
     let names = (0..5_000).map(|n| format!("file-{n}").into_bytes()).collect();
     world.site.names = Listing::new(&[b"names".to_vec()], names, false);
@@ -275,7 +275,7 @@ fn a_directory_is_redirected_to_and_its_page_comes_whole() {
 }
 
 #[test]
-fn a_page_is_neither_made_nor_copied_for_an_event() {
+fn a_page_is_neither_created_nor_copied_for_an_event() {
     let mut world = World::new();
     world.site.names = Listing::new(&[], vec![b"a".repeat(100); 1_000], false);
     let text = b"GET /names/ HTTP/1.1\r\nHost: h\r\n\r\n";
