@@ -10,7 +10,7 @@ use crate::time::Duration;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LinkConfig {
-    /// Bits per second, counted over whole IP packets; None is unlimited.
+    /// Bits per second, counted over complete IP packets; None is unlimited.
     pub rate: Option<u64>,
     /// Propagation delay, one way: from the last bit sent to the packet's arrival.
     pub delay: Duration,
@@ -54,7 +54,7 @@ pub struct Reorder {
 pub enum LinkError {
     /// No bit would ever be sent.
     #[error(
-        "rate=0 carries nothing: give bits per second, such as 200M, or leave rate away for no \
+        "rate=0 carries nothing: give bits per second, such as 200M, or omit rate for no \
             limit"
     )]
     ZeroRate,
@@ -94,7 +94,7 @@ pub enum LinkError {
     #[error("the trace has no packet: give run lengths, delivered first, such as 1000:3:500:1")]
     EmptyTrace,
     /// Text that is not key=value.
-    #[error("'{0}' is no setting: give key=value, such as delay=50ms")]
+    #[error("'{0}' is not a setting: give key=value, such as delay=50ms")]
     NoSetting(String),
     /// Unknown key.
     #[error(

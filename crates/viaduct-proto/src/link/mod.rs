@@ -11,11 +11,11 @@
 //!          Reason::Loss  Reason::Queue   ─▶ DropRecord (ordinal numbers), LinkStats
 //! ```
 //!
-//! A packet is numbered (from 0) as it enters, and the loss process decides once for each, in that
-//! order: which numbers are lost depends only on the seed, not on timing. Packets that are not lost
-//! wait for the transmitter (tail drop), are sent bit by bit at `rate`, and then travel for
-//! `delay`. The payload type is the caller's: whole packets in the simulator, buffer numbers in the
-//! emulator; the model moves it and never copies it.
+//! A packet is numbered (from 0) as it enters, and the loss process decides once for each packet,
+//! in that order: which numbers are lost depends only on the seed, not on timing. Packets that are
+//! not lost wait for the transmitter (tail drop), are sent bit by bit at `rate`, and then travel
+//! for `delay`. The payload type is the caller's: complete packets in the simulator, buffer numbers
+//! in the emulator; the model moves it and never copies it.
 //!
 //! | file | contents |
 //! |---|---|
@@ -85,7 +85,7 @@ pub struct Delivery<T> {
     pub flipped: Option<u32>,
 }
 
-/// Packet that was dropped on entry, handed back.
+/// Packet that was dropped on entry, returned to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused<T> {
     /// Item that was pushed.
@@ -95,8 +95,8 @@ pub struct Refused<T> {
 }
 
 impl<T> Link<T> {
-    /// Creates a link that is idle at `now`; `seed` decides all its randomness. Values out of range
-    /// are clamped or have no effect; [`LinkConfig::check`] reports them.
+    /// Creates a link that is idle at `now`; `seed` determines all its randomness. Values out of
+    /// range are clamped or have no effect; [`LinkConfig::check`] reports them.
     pub fn new(config: LinkConfig, seed: u64, now: Instant) -> Self {
         Link {
             loss: LossProcess::new(&config.loss),
@@ -114,7 +114,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// Pushes a packet of `len` bytes (the whole IP packet). A dropped packet is returned with
+    /// Pushes a packet of `len` bytes (the complete IP packet). A dropped packet is returned with
     /// the reason, so that its buffer can be reused.
     pub fn push(&mut self, now: Instant, item: T, len: usize) -> Result<(), Refused<T>> {
         self.advance(now);
@@ -156,7 +156,7 @@ impl<T> Link<T> {
         [flying, self.late_due(), waiting].into_iter().flatten().min()
     }
 
-    /// Changes the settings from `now` on. Packets in flight keep their due times, queued ones stay
+    /// Changes the settings at `now`. Packets in flight keep their due times, queued ones stay
     /// queued, and a shorter delay does not let a packet overtake an earlier one.
     pub fn set_config(&mut self, now: Instant, config: LinkConfig) {
         self.advance(now);
@@ -174,7 +174,7 @@ impl<T> Link<T> {
         self.stats
     }
 
-    /// Takes the drops noted since the last call, oldest first.
+    /// Takes the drops recorded since the last call, oldest first.
     pub fn take_record(&mut self) -> DropRecord {
         self.record.take()
     }
@@ -203,7 +203,7 @@ impl<T> Link<T> {
         Err(reason)
     }
 
-    /// Returns whether a packet that enters at `now` need not wait, or finds room in the queue.
+    /// Returns whether a packet that enters at `now` does not have to wait, or fits in the queue.
     fn has_room(&self, now: Instant, len: usize) -> bool {
         let wait =
             self.transmitter.free_at.since(now) + self.transmitter.duration(self.waiting_bytes);

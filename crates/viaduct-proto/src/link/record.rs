@@ -15,7 +15,7 @@ pub struct LinkStats {
     pub delivered: u64,
     /// Packets lost by the loss process.
     pub lost: u64,
-    /// Packets that found the queue full.
+    /// Packets dropped because the queue was full.
     pub queue_dropped: u64,
     /// Packets delivered twice.
     pub duplicated: u64,

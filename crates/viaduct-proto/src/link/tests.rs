@@ -100,7 +100,7 @@ fn gilbert_elliott_has_its_mean_loss_and_burst_length() {
 }
 
 #[test]
-fn a_trace_is_replayed_to_the_letter() {
+fn a_trace_is_replayed_exactly() {
     for (repeats, times) in [(true, 3), (false, 1)] {
         let loss = Loss::Trace(Trace { runs: vec![1, 2, 2, 1, 1], repeats });
         let mut link = Link::new(LinkConfig { loss, ..Default::default() }, 1, Instant::ZERO);
@@ -156,7 +156,7 @@ fn the_queue_drops_at_the_tail_by_time_and_by_bytes() {
 }
 
 #[test]
-fn a_new_rate_applies_to_what_waits_and_a_shorter_delay_overtakes_nothing() {
+fn a_new_rate_applies_to_queued_packets_and_a_shorter_delay_does_not_reorder() {
     let mut link = Link::new(config("rate=8M,delay=100ms"), 1, Instant::ZERO);
     (0..3).for_each(|i| link.push(Instant::ZERO, i, 1000).unwrap());
     link.set_config(at(500_000), config("rate=80M,delay=1ms"));
@@ -214,13 +214,13 @@ fn a_flipped_bit_is_flipped_back() {
 #[test]
 fn errors_name_the_fault_and_the_right_form() {
     let says = |text: &str| text.parse::<LinkConfig>().unwrap_err().to_string();
-    assert_eq!(says("delay"), "'delay' is no setting: give key=value, such as delay=50ms");
+    assert_eq!(says("delay"), "'delay' is not a setting: give key=value, such as delay=50ms");
     assert_eq!(says("delay=5"), "delay=5: expected a time, such as 50ms or 200us");
     assert!(says("rat=5M").starts_with("unknown key 'rat': known are rate"));
     assert_eq!(says("delay=1ms,delay=2ms"), "'delay' is given twice: give it once");
     assert_eq!(says("loss=120%"), "loss=1.2: a probability is 0 to 1, or 0% to 100%");
     assert!(says("loss=95%x8").contains("at most 0.8889"));
-    assert!(says("burst=8").contains("one loss=P beside it"));
+    assert!(says("burst=8").contains("a single loss=P"));
     assert!(says("jitter=1ms").contains("more than delay"));
     assert!(says("rate=0").contains("carries nothing"));
     assert!(says("loss=trace:0").contains("no packet"));
@@ -286,7 +286,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_printed_reads_back(config in any_config()) {
+    fn printed_settings_parse_to_the_same_value(config in any_config()) {
         prop_assert_eq!(config.to_string().parse::<LinkConfig>().unwrap(), config);
     }
 

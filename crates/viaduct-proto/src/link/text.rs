@@ -11,10 +11,10 @@
 //!         | "duplicate=" P | "corrupt=" P          corrupt=0.01%
 //! limit   = TIME | BYTES
 //! loss    = "none"
-//!         | P                                      each packet by itself
+//!         | P                                      each packet independently
 //!         | P "x" COUNT                            P of all packets, in bursts of COUNT
 //!         | "ge:" P ":" P ":" P ":" P              good to bad, bad to good, loss good, loss bad
-//!         | "trace:" COUNT (":" COUNT)* [":once"]  delivered, lost, delivered, … and again
+//!         | "trace:" COUNT (":" COUNT)* [":once"]  delivered, lost, …; repeated unless "once"
 //! BITS    = rate                                   200M  2Mbit/s, see the module units
 //! BYTES   = size                                   256kB  64KiB, likewise
 //! TIME    = number ("ns" | "us" | "ms" | "s")
@@ -183,7 +183,7 @@ fn wrong(key: &str, value: &str, expected: &'static str) -> LinkError {
 fn in_bursts(loss: &Loss, length: u32) -> Result<Loss, LinkError> {
     match loss {
         &Loss::Independent { rate } => Ok(Loss::Bursts { rate, length }),
-        _ => Err(wrong("burst", &length.to_string(), "one loss=P beside it to apply to")),
+        _ => Err(wrong("burst", &length.to_string(), "a single loss=P to apply to")),
     }
 }
 

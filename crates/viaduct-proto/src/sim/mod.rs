@@ -5,8 +5,8 @@
 //! | module | contents |
 //! |---|---|
 //! | [`stream`] | run of a code over a lossy link |
-//! | `network` | machines that follow the driving contract, joined by links: for tests |
-//! | `trickles` | download by Trickles, with one by TCP Reno beside it: for tests |
+//! | `network` | machines that follow the driving contract, connected by links: for tests |
+//! | `trickles` | download by Trickles, compared with one by TCP Reno: for tests |
 
 #[cfg(test)]
 mod network;

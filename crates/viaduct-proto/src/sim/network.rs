@@ -1,4 +1,4 @@
-//! Simulator in virtual time: machines that follow the driving contract, joined by links.
+//! Simulator in virtual time: machines that follow the driving contract, connected by links.
 //!
 //! ```text
 //!   ┌─ node 0 ─┐ port 0        Link         port 0 ┌─ node 1 ─┐
@@ -26,7 +26,7 @@ pub trait Machine {
     /// Deadline of the earliest timer, if any.
     fn poll_timeout(&self) -> Option<Instant>;
 
-    /// Handles the deadline, which has passed.
+    /// Handles the expiry of the deadline.
     fn handle_timeout(&mut self, now: Instant);
 }
 
@@ -152,7 +152,7 @@ impl<M: Machine> Sim<M> {
         self.links[link.0].link.take_record()
     }
 
-    /// Changes a link from now on.
+    /// Changes the settings of a link.
     pub fn set_link(&mut self, link: LinkId, config: LinkConfig) {
         self.links[link.0].link.set_config(self.now, config);
     }
@@ -175,7 +175,7 @@ impl<M: Machine> Sim<M> {
         (0..self.nodes.len()).for_each(|node| self.transmit(node));
         let Some((at, event)) = self.next().filter(|(at, _)| *at <= end) else { return false };
         self.stalled = if at > self.now { 0 } else { self.stalled + 1 };
-        assert!(self.stalled < STALL, "{event:?} at {at:?} comes again without end");
+        assert!(self.stalled < STALL, "{event:?} at {at:?} repeats without end");
         self.now = self.now.max(at);
         match event {
             Event::Timeout(node) => self.nodes[node].handle_timeout(self.now),

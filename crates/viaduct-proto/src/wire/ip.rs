@@ -18,7 +18,7 @@ pub struct Header {
     pub protocol: u8,
     /// Bytes before the payload (IPv6: only of the fixed header).
     pub header_len: usize,
-    /// Bytes of the whole packet, header included.
+    /// Bytes of the complete packet, header included.
     pub total_len: usize,
 }
 
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn normalising_changes_only_the_fields_that_it_returns(tos: u8, ttl: u8, version in prop::bool::ANY) {
+        fn normalising_changes_only_returned_fields(tos: u8, ttl: u8, version in prop::bool::ANY) {
             let mut packet = if version { valid_v4() } else { v6_packet() };
             restore(&mut packet, MutableFields { ttl, tos });
             prop_assert_eq!(mutable_fields(&packet), Some(MutableFields { ttl, tos }));

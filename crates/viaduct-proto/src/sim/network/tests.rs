@@ -73,7 +73,7 @@ fn runs_differ_by_seed_alone() {
 }
 
 #[test]
-fn what_is_missing_is_what_the_links_recorded() {
+fn missing_packets_are_those_that_the_links_recorded() {
     let (mut sim, ping, [there, back]) = play("delay=25ms,loss=10%", 4, Duration::from_secs(20));
     assert!(!sim.run_to_rest(sim.now()), "the ping's timer never rests");
     let answers: Vec<u64> = sim.node(ping).answers.iter().map(|&(n, _)| n).collect();

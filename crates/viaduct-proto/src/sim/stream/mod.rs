@@ -31,7 +31,8 @@ pub struct Stream {
     pub rate: f64,
     /// Minimum and maximum length of a packet, in bytes; uniformly distributed.
     pub sizes: (usize, usize),
-    /// Bytes of a repair on the link besides its body: headers, and the list of packets covered.
+    /// Bytes of a repair on the link in addition to its body: headers, and the list of packets
+    /// covered.
     pub repair_overhead: usize,
     /// Settings of the link, including its delay and loss.
     pub link: LinkConfig,

@@ -104,7 +104,7 @@ fn a_recovery_comes_as_late_as_the_repair_was_sent() {
 }
 
 #[test]
-fn bursts_count_neighbours_on_the_link_and_swallow_repairs_sent_soon() {
+fn bursts_count_neighbours_on_the_link_and_include_repairs_sent_soon_after() {
     let link = "delay=50ms,loss=1%x10";
     let soon = stream(link).run(&mut Again::new(3), &mut Once);
     // Packets and repairs alternate, so a burst hits five packets. It also hits the repairs of two

@@ -1,4 +1,5 @@
-//! Trickles beside TCP Reno: a long download with each, over the same links with the same losses.
+//! Trickles compared with TCP Reno: a long download with each, over the same links with the same
+//! losses.
 //!
 //! ```text
 //!   client ──── up: requests ────▶ server             receiver ── up: acknowledgements ──▶ sender

@@ -1,6 +1,6 @@
-//! TCP Reno as the reference: a sender with Reno's window and SACK, as in present kernels (RFC
-//! 5681, 6675, 6298), and a receiver with delayed acknowledgements. Packets are numbered from 1
-//! and have one length.
+//! TCP Reno as the reference: a sender with Reno's window and SACK, as in current kernels (RFC
+//! 5681, 6675, 6298), and a receiver with delayed acknowledgements. Packets are numbered from 1 and
+//! have one length.
 //!
 //! The window grows by the packets that an acknowledgement newly reports. The acknowledgement that
 //! ends a recovery covers a whole window, but packets acknowledged selectively before do not count
@@ -79,7 +79,7 @@ pub(crate) struct Sender {
     lost: BTreeSet<u64>,
     /// Lost packets that were retransmitted.
     again: BTreeSet<u64>,
-    /// Packet whose acknowledgement ends the present recovery.
+    /// Packet whose acknowledgement ends the current recovery.
     recovery: Option<u64>,
     /// Send times of new packets, from which round trips are measured.
     sent: VecDeque<(u64, Instant)>,
@@ -116,7 +116,7 @@ impl Sender {
         }
     }
 
-    /// Makes the sender wait until `burst` packets, or a third of the window, can be sent at once,
+    /// Makes the sender wait until `burst` packets, or a third of the window, can be sent together,
     /// as kernels do for devices with segmentation offload.
     pub(crate) fn in_bursts(self, burst: u32) -> Self {
         Sender { burst, ..self }
