@@ -42,8 +42,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Reads a varint: seven bits per byte, lowest first. `None` if it is cut off, has more than 64
-    /// bits, or is not in the shortest encoding.
+    /// Reads a varint: seven bits per byte, lowest first. `None` if it is truncated, has more than
+    /// 64 bits, or is not in the shortest encoding.
     pub(crate) fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {

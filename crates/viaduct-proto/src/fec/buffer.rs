@@ -23,8 +23,8 @@ impl Buffer {
         &self.store[self.start..self.start + self.len]
     }
 
-    /// Bytes, with the zeros up to the end of the last line. These zeros must stay, so the
-    /// caller must not combine the bytes with a source that is longer than [`Buffer::len`].
+    /// Returns the bytes, and the zeros up to the end of the last line. The zeros must not change,
+    /// so the caller must not combine the bytes with a source that is longer than [`Buffer::len`].
     pub(super) fn lines(&mut self) -> &mut [u8] {
         let lines = self.len.next_multiple_of(LINE);
         &mut self.store[self.start..self.start + lines]

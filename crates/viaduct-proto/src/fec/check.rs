@@ -48,7 +48,7 @@ pub enum Warning {
         larger: u16,
         /// Least common multiple of the two.
         lcm: u64,
-        /// Reach of a bin of the smaller interleave, in packets.
+        /// Number of packets that a repair of the smaller interleave spans: r * `smaller`.
         reach: u64,
     },
     /// Larger interleave not above r (Maelstrom 4.4).

@@ -29,7 +29,7 @@ impl Chain {
         Chain { core: Core::new(factories, limit, now) }
     }
 
-    /// Creates the chain that `parent` has asked for by [`Action::Spawn`], with the same handlers.
+    /// Creates the chain that `parent` has requested by [`Action::Spawn`], with the same handlers.
     pub fn spawned(parent: &Chain, spawn: &Spawn, now: Instant) -> Chain {
         let mut chain = Chain::new(parent.core.factories.clone(), parent.core.limit, now);
         chain.core.at(spawn.position, now, |handler, cx| handler.spawned(cx, &spawn.message));
@@ -104,7 +104,7 @@ impl Chain {
         self.core.bottoms.get(bottom.0).into_iter().flat_map(|at| at.options.iter())
     }
 
-    /// Transport that the handlers name for a connection; `None` leaves it to the driver.
+    /// Transport that the handlers name for a connection; `None` leaves the choice to the driver.
     pub fn transport(&self, bottom: BottomId) -> Option<OutputTransport> {
         self.core.bottoms.get(bottom.0)?.transport
     }

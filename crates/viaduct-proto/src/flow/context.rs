@@ -45,7 +45,7 @@ impl Context<'_> {
     /// Claims `key`: from now on, a handler at the same position in another chain can
     /// [give](Context::give) a connection to this handler by naming the key.
     /// [`Handler::taken`](super::Handler::taken) is then called. Any chain that knows the key can
-    /// try; authentication is up to the handlers.
+    /// do this; authentication is up to the handlers.
     pub fn claim(&mut self, key: &[u8]) {
         self.core.claim(self.node, key);
     }

@@ -90,7 +90,7 @@ impl Core {
         }
     }
 
-    /// Makes the part at `position` of the chain: a handler, or a bottom.
+    /// Creates the part at `position` of the chain: a handler, or a bottom.
     fn make(
         &mut self,
         position: usize,
@@ -230,8 +230,8 @@ impl Core {
         }
     }
 
-    /// Calls a handler, which is taken out of its node meanwhile; `None` if the handler was
-    /// unplumbed. (The handler is never running already, because calls do not nest.)
+    /// Calls a handler, which is removed from its node for the duration of the call; `None` if the
+    /// handler was unplumbed. (The handler is never running already, because calls do not nest.)
     pub(super) fn with<T>(
         &mut self,
         node: usize,

@@ -96,8 +96,8 @@ pub struct Passage {
 struct Pair {
     handlers: Vec<Box<dyn Datagrams + Send>>,
     used: u64,
-    /// Latest due time of its datagrams, or arrival time of a dropped one, whichever is later. The
-    /// idle timeout counts from here.
+    /// Latest due time of the pair's datagrams, or arrival time of a dropped one, whichever is
+    /// later. The idle timeout counts from here.
     until: Instant,
 }
 

@@ -41,7 +41,7 @@ impl Early {
     pub(crate) fn send(&mut self, cx: &mut Context<'_>, output: Output) {
         let (pieces, end) = self.take();
         for data in pieces {
-            // A flow that accepts no more data has reported or will report that itself.
+            // If `output` accepts no more data, it reports that upstream itself.
             let _ = cx.output(output).write(data);
         }
         if let Some(end) = end {

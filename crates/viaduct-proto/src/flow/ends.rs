@@ -84,7 +84,7 @@ pub struct Spawn {
     pub(super) message: Vec<u8>,
 }
 
-/// Directions of a flow or of an end that are closed for good.
+/// Directions of a flow or of an end that are permanently closed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Closed {
     /// True if no more bytes are written downstream.
@@ -113,7 +113,7 @@ pub(super) struct Bottom {
     pub(super) names: (Option<Address>, Option<Address>),
     pub(super) options: SocketOptions,
     pub(super) transport: Option<OutputTransport>,
-    /// Last measurement of its connection, without the bytes buffered here.
+    /// Last measurement of the bottom's connection, without the bytes in `buffer`.
     pub(super) measure: Option<Measure>,
     stopped: bool,
     ending: Ending,

@@ -192,7 +192,7 @@ pub trait Handler {
 
     /// Called before the handler is dropped, because the flow is over or a handler above has
     /// [unplumbed](Context::unplumb) it. The handler must clean up state that it shares with other
-    /// chains. Of its calls through `cx`, only [`Context::wake`] is sure to take effect.
+    /// chains. Of its calls through `cx`, only [`Context::wake`] is certain to take effect.
     fn abandoned(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
     }

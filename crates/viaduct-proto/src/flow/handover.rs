@@ -1,4 +1,4 @@
-//! Hand-over of output flows between chains, messages between chains, and removal of output flows
+//! Handover of output flows between chains, messages between chains, and removal of output flows
 //! before their chain ends.
 
 use bytes::Bytes;
@@ -25,7 +25,7 @@ struct Handover {
     to: Vec<u8>,
     /// Data received on the flow and not handled yet.
     said: Bytes,
-    /// Upstream calls that the flow has made since.
+    /// Upstream calls that the flow has made since it was given away.
     later: Vec<Up>,
 }
 

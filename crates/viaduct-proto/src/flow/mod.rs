@@ -14,11 +14,11 @@
 //!   the network, or a proxy's outbound connection
 //! ```
 //!
-//! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and
-//! made in order after its own method has returned. A handler is therefore never re-entered,
-//! chains may be of any length, and data written first arrives first. Only queries
-//! ([`Handler::getsockname`], [`Handler::getpeername`], [`Handler::getsockopt`],
-//! [`Handler::measure`], [`Handler::control`]) are answered at once; they are passed downstream.
+//! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and made
+//! in order after its own method has returned. A handler is therefore never re-entered, chains may
+//! be of any length, and data written first arrives first. Only queries ([`Handler::getsockname`],
+//! [`Handler::getpeername`], [`Handler::getsockopt`], [`Handler::measure`], [`Handler::control`])
+//! are answered immediately; they are passed downstream.
 //!
 //! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so callers never
 //! retry; it returns `false` only when the flow will never take any more. `may_write(false)` and
@@ -50,7 +50,7 @@
 //!    [`Chain::poll_timeout`]. The deadline may be `now`: handlers set such a timer to run once the
 //!    source's pending data, or a neighbour's answer, has arrived.
 //! 4. **Sessions over several connections.** Keep one map for all chains of the same handlers,
-//!    including chains whose handlers were made anew from the same config:
+//!    including chains whose handlers were created anew from the same config:
 //!
 //! ```text
 //!      Action::Claim(key)    map[key] = this chain

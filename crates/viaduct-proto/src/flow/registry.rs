@@ -9,12 +9,12 @@ use super::datagrams::Datagrams;
 use super::handler::Handler;
 use super::relay::Relay;
 
-/// Makes a handler for each flow, and holds the state that its flows share.
+/// Creates a handler for each flow, and holds the state that its flows share.
 pub trait Factory: Send + Sync {
     /// Name of the handler in a chain's specification.
     fn name(&self) -> &'static str;
 
-    /// Makes a handler for a new flow.
+    /// Creates a handler for a new flow.
     fn make(&self) -> Box<dyn Handler + Send>;
 
     /// Socket settings with which the kernel does all of the handler's work; `None` if the kernel
@@ -33,7 +33,7 @@ pub trait Factory: Send + Sync {
     /// last call: from the application, and to it.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
 
-    /// Returns whether its handlers use path measurements ([`Handler::measure`]).
+    /// Returns whether the factory's handlers use path measurements ([`Handler::measure`]).
     fn measures(&self) -> bool {
         false
     }
@@ -55,8 +55,8 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Human-readable summary of the state of all its flows, in a few lines; `None` if there
-    /// is none.
+    /// Human-readable summary of the state of all flows of the factory, in a few lines; `None` if
+    /// there is none.
     fn state(&self) -> Option<String> {
         None
     }
@@ -69,17 +69,19 @@ pub trait Factory: Send + Sync {
         None
     }
 
-    /// Returns whether its handlers connect by name, so that names need no local resolution.
+    /// Returns whether the factory's handlers connect by name, so that names need no local
+    /// resolution.
     fn takes_names(&self) -> bool {
         false
     }
 
-    /// Makes a handler for datagrams between two ends; `None` if it works only on streams.
+    /// Creates a handler for datagrams between two ends; `None` if the handler works only on
+    /// streams.
     fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
         None
     }
 
-    /// Makes a relay for datagrams; `None` if they are sent directly to the far end.
+    /// Creates a relay for datagrams; `None` if they are sent directly to the far end.
     fn relay(&self) -> Option<Box<dyn Relay + Send>> {
         None
     }
@@ -242,7 +244,7 @@ impl HandlerSpec {
     }
 
     /// Returns the first key, in alphabetical order, that is not a setting of the handler; `None`
-    /// if all are.
+    /// if all keys are.
     fn unknown(&self, about: &About) -> Option<String> {
         let is_known = |key: &str| about.settings.iter().any(|setting| setting.key == key);
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()

@@ -1,5 +1,5 @@
 //! Relay for datagrams, provided by the last handler of a chain. Datagrams to the relay have a
-//! header that names the far end; those from the relay have one that names their source.
+//! header that names the far end; datagrams from the relay have a header that names their source.
 //! [`super::relays`] manages several relays.
 
 use super::Address;

@@ -1,4 +1,4 @@
-//! Numbered slots. A number is never reused, and costs one pointer after its entry is removed.
+//! Numbered slots. A number is never reused, and occupies one pointer after its entry is removed.
 
 #[derive(Debug)]
 pub(super) struct Slots<T>(Vec<Option<Box<T>>>);

@@ -1,5 +1,5 @@
-//! `migrate`: a flow survives the loss of its connection, a change of address, and times without
-//! network (section 4.4 of the TESLA paper). It is a [multipath flow](super::multipath) with one
+//! `migrate`: a flow survives the loss of its connection, a change of address, and periods without
+//! a network (section 4.4 of the TESLA paper). It is a [multipath flow](super::multipath) with one
 //! connection after another.
 
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::time::{Duration, Instant};
 /// Times and counts of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Timing {
-    /// Time between the starts of two probes of a target, while they succeed.
+    /// Time between the starts of two probes of a target, while the probes succeed.
     pub interval: Duration,
     /// Time within which a probe must be answered.
     pub timeout: Duration,
@@ -130,7 +130,7 @@ impl Checker {
 
     /// Handles a failed connection of a flow: the next probe is due immediately, unless a probe is
     /// pending or failures are already being counted. The failure itself does not count, since its
-    /// cause may lie beyond the target.
+    /// cause may be beyond the target.
     pub fn handle_suspicion(&mut self, now: Instant, target: usize) {
         if let Some(one) = self.targets.get_mut(target)
             && one.contrary == 0

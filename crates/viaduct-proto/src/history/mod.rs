@@ -120,8 +120,8 @@ impl History {
         }
     }
 
-    /// Makes room for the subject `key` by forgetting the one that has been gone for the longest
-    /// time. Returns false if all subjects have a value at the current tick.
+    /// Makes room for the subject `key` by forgetting the subject that has been gone for the
+    /// longest time. Returns false if all subjects have a value at the current tick.
     fn make_room(&mut self, key: &Key) -> bool {
         if self.subjects.len() < MAX_SUBJECTS || self.subjects.contains_key(key) {
             return true;

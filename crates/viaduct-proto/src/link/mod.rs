@@ -80,8 +80,8 @@ pub struct Delivery<T> {
     pub due: Instant,
     /// Number of times that the packet arrives: 1, or 2 if the link duplicated it.
     pub copies: u8,
-    /// Bit that the caller must flip ([`flip_bit`]), counted from the packet's first; `None` if the
-    /// packet is intact.
+    /// Bit that the caller must flip ([`flip_bit`]), counted from the packet's first bit; `None` if
+    /// the packet is intact.
     pub flipped: Option<u32>,
 }
 

@@ -169,8 +169,8 @@ impl Terms {
     }
 }
 
-/// Handlers of `chain` that apply to a flow when `agreed` was agreed on. Handlers with a handshake
-/// are bound to `binding`. Handlers that work at one end keep their places.
+/// Handlers of `chain` that apply to a flow if the two ends have agreed on `agreed`. Handlers with
+/// a handshake are bound to `binding`. Handlers that work at one end keep their places.
 pub fn select_handlers(
     chain: &[Arc<dyn Factory>],
     both_ends: &[bool],

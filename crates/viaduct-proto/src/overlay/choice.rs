@@ -25,9 +25,9 @@ pub(super) struct Score {
     pub(super) loss: f64,
 }
 
-/// Share of the other route's round-trip time that the time of a better route must stay below.
+/// Maximum round-trip time of a better route, as a share of the other route's.
 const SHORTER: f64 = 0.9;
-/// Difference of the two round-trip times that must be exceeded in addition.
+/// Minimum difference of the two round-trip times, as a second condition.
 const SHORTER_BY: Duration = Duration::from_millis(2);
 /// Minimum difference in loss that makes a route better.
 const LESS: f64 = 0.03;

@@ -74,7 +74,8 @@ struct Known {
     number: u64,
     /// Arrival time of the peer's last probe.
     called: Option<Instant>,
-    /// Incarnation of the peer that answered a probe; `window` has its messages' numbers.
+    /// Incarnation of the peer that answered a probe; `window` has the numbers of this
+    /// incarnation's messages.
     boot: Option<u64>,
     window: Window,
     /// Number of the peer's latest message with paths, and these paths.
@@ -121,8 +122,8 @@ impl Node {
     }
 
     /// Adopts `config`. If the node's key and the timing stay the same, peers that are in both
-    /// configurations keep their state, except the chosen routes. Errors: the same as for
-    /// [`Node::new`]. The node is then unchanged.
+    /// configurations keep their state, except the chosen routes. Errors: those of [`Node::new`];
+    /// the node is then unchanged.
     pub fn reload(&mut self, config: Config, now: Instant) -> Result<(), ConfigError> {
         let alike = self.config.timing == config.timing && self.config.key == config.key;
         let mut new = Node::new(config, self.entropy.clone(), now)?;

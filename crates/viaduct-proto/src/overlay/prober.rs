@@ -17,7 +17,7 @@ use crate::time::{Duration, Instant};
 pub struct Timing {
     /// Interval between probes while none is lost.
     pub interval: Duration,
-    /// Timeout of an answer, unless twice the path's round-trip time is longer.
+    /// Timeout of an answer: this time, or twice the path's round-trip time if that is longer.
     pub timeout: Duration,
     /// Number of consecutive unanswered probes after which the path is down.
     pub lost: u32,

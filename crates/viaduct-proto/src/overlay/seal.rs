@@ -1,5 +1,5 @@
-//! Authentication of messages between two nodes: each has a tag under a key that both nodes derive
-//! from their static keys, with another key for each direction.
+//! Authentication of messages between two nodes: each message has a tag. Both nodes derive the key
+//! of the tags from their static keys; each direction has its own key.
 
 use ring::hmac;
 

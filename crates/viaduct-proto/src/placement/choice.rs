@@ -6,13 +6,13 @@ use super::{Config, Mesh, Route};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// Share of the chosen route's cost that the cost of a better route must stay below.
+/// Maximum cost of a better route, as a share of the chosen route's cost.
 const BETTER: f64 = 0.9;
-/// Difference of the two costs, in milliseconds, that must be exceeded in addition.
+/// Minimum difference of the two costs, in milliseconds, as a second condition.
 const BETTER_BY: f64 = 2.0;
-/// Routes whose cost exceeds the lowest by at most this share are alike.
+/// Maximum share by which the costs of alike routes exceed the lowest cost.
 const ALIKE: f64 = 0.03;
-/// A route is overloaded if its load exceeds the mean of those alike by this factor.
+/// A route is overloaded if its load exceeds the mean load of the alike routes by this factor.
 const OVERLOADED: f64 = 1.15;
 /// Minimum time between two comparisons of all routes.
 const COMPARE_EVERY: Duration = Duration::from_secs(1);
@@ -169,8 +169,8 @@ impl Routes<'_> {
         if (other_load, other_sent) < (load, sent) { other } else { one }
     }
 
-    /// Draws a hop from which the round trip to the network is unknown. Only hops are considered
-    /// whose route would be clearly better than `current` if they were on the direct path.
+    /// Draws a hop from which the round trip to the network is unknown. Considers only hops whose
+    /// route would be clearly better than `current` if they were on the direct path.
     fn worth_exploring(&self, current: Route, rng: &mut Rng) -> Option<Route> {
         let (cost, own) = (self.cost(current)?, self.known.rtt_ms(self.now, 0)?);
         let may_be_better = |hop: &usize| {

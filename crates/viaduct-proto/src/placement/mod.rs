@@ -189,7 +189,7 @@ impl Placement {
     }
 
     /// Networks for which the hops are to be asked now, at most [`report::MAX_NETWORKS`]: those
-    /// that were used since they were last asked for, which was at least 5 s ago.
+    /// that were used since the last query about them, which was at least 5 s ago.
     pub fn poll_query(&mut self, now: Instant) -> Vec<Prefix> {
         let is_due = |network: &Network| {
             network.used.is_some_and(|used| network.asked.is_none_or(|asked| used > asked))

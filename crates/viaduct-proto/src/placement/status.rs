@@ -32,7 +32,7 @@ pub struct AutoHop {
     pub name: String,
     /// Address at which it accepts flows.
     pub at: SocketAddr,
-    /// Round trip to the hop in milliseconds; `None` while it cannot be used.
+    /// Round trip to the hop in milliseconds; `None` while the hop cannot be used.
     pub rtt_ms: Option<f64>,
     /// Load that the hop has reported: 1 at its capacity.
     pub load: f64,

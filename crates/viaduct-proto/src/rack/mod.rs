@@ -31,7 +31,7 @@ pub const HEARTBEAT: Duration = Duration::from_millis(200);
 /// Time without a message after which a member is considered dead: three heartbeats may be lost.
 pub const DEAD_AFTER: Duration = Duration::from_millis(700);
 
-/// Bits that a slice has more than the prefix that it divides: a prefix has 16 slices.
+/// Additional prefix bits of a slice, compared with the prefix that it divides: 16 slices.
 const SLICE_BITS: u8 = 4;
 
 /// Member of a rack.
@@ -48,7 +48,7 @@ pub struct Member {
 }
 
 /// Slices of the `prefixes`: 16 equal parts of each prefix, or its addresses if it has fewer than
-/// 16; and the prefixes listed by members that are longer than these parts.
+/// 16; and the listed prefixes of members, if they are longer than these parts.
 pub fn slices(prefixes: &[IpNet], members: &[Member]) -> Vec<IpNet> {
     let parts = prefixes.iter().flat_map(|prefix| {
         let length = (prefix.prefix_len() + SLICE_BITS).min(prefix.max_prefix_len());

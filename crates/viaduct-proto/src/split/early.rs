@@ -107,7 +107,7 @@ impl<T> Early<T> {
         self.pending.is_empty()
     }
 
-    /// Handles a SYN: `start` begins its outbound connection, unless the SYN is a retransmission or
+    /// Handles a SYN: `start` begins the outbound connection, unless the SYN is a retransmission or
     /// the table is full. `start` may decline by returning `None`.
     pub fn handle_syn(&mut self, now: Instant, tuple: Tuple, start: impl FnOnce() -> Option<T>) {
         if self.pending.contains_key(&tuple) {
@@ -141,7 +141,7 @@ impl<T> Early<T> {
         }
     }
 
-    /// Changes the time for which entries are kept, of later entries and of those of `tuples`.
+    /// Changes the time for which later entries, and those of `tuples`, are kept.
     pub fn set_ttl(&mut self, ttl: Duration, tuples: impl Iterator<Item = Tuple>) {
         let before = std::mem::replace(&mut self.ttl, ttl);
         for tuple in tuples {

@@ -72,8 +72,8 @@ impl Extension {
 
     /// Parses the extension at the start of `bytes`. `rest` is the number of bytes left of the
     /// header, of which some may not have arrived. For another program's extension the result is
-    /// `None`, with length 0. For one of Viaduct with an unknown kind or an invalid body, it is
-    /// `None`, with the extension's length.
+    /// `None`, with length 0. For an extension of Viaduct with an unknown kind or an invalid body,
+    /// the result is `None`, with the extension's length.
     pub(super) fn parse(bytes: &[u8], rest: usize) -> Parsed<Option<Extension>> {
         const OTHER: Parsed<Option<Extension>> = Parsed::Whole(None, 0);
         if rest < HEAD || bytes.first().is_some_and(|kind| *kind != TYPE) {

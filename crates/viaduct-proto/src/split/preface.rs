@@ -86,7 +86,7 @@ pub enum Refusal {
     /// No password was given.
     #[error("it gives no password")]
     Unauthenticated,
-    /// A health check, which asks for no connection.
+    /// A health check, which requests no connection.
     #[error("it is a health check")]
     HealthCheck,
 }
@@ -110,7 +110,7 @@ enum State {
     First,
     SocksPassword,
     SocksRequest,
-    /// Bytes left of a PROXY header, and the addresses it gave.
+    /// Bytes left of a PROXY header, and the addresses in the header.
     ProxyRest(usize, Option<Addresses>),
     Done(Protocol),
 }
@@ -149,7 +149,7 @@ impl Preface {
         }
     }
 
-    /// Returns whether the client has named its destination. Bytes that follow are the flow's.
+    /// Returns whether the client has named its destination. Bytes that follow belong to the flow.
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done(_))
     }

@@ -82,7 +82,7 @@ pub fn emit(addresses: &Addresses) -> Vec<u8> {
     bytes
 }
 
-/// Part of a header up to its addresses, and the extension of Viaduct, if that follows.
+/// Part of a header up to its addresses, and the extension of Viaduct, if it follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Addresses of the flow; `None` for the proxy's own connection (a health check).

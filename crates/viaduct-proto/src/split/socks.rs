@@ -42,7 +42,7 @@ pub struct Credentials {
     pub password: Vec<u8>,
 }
 
-/// Parses a greeting; the value is true if it offers `method`.
+/// Parses a greeting; the value is true if the greeting offers `method`.
 pub fn greeting(bytes: &[u8], method: Method) -> Parsed<bool> {
     match *bytes {
         [] | [VERSION] => Parsed::Short,

@@ -37,9 +37,9 @@ pub fn credentials(of: &Credentials) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Parses the server's reply to a password: true if it is right. Some servers begin the reply with
-/// the version of SOCKS instead of that of the password protocol (RFC 1929). This is accepted, as
-/// by other clients.
+/// Parses the server's reply to a password: true if the password is right. Some servers begin the
+/// reply with the version of SOCKS instead of that of the password protocol (RFC 1929). This is
+/// accepted, as by other clients.
 pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
     match *bytes {
         [] | [PASSWORD_VERSION | VERSION] => Parsed::Short,

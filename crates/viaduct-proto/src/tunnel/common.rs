@@ -19,8 +19,9 @@ pub struct Settings {
     /// A single stream gets half of them, and fills a path if this limit is at least four times the
     /// path's bandwidth-delay product.
     pub limit: u64,
-    /// Least window: bytes that each stream may have outstanding in any case. They come on top of
-    /// `limit`, so that streams whose readers have stopped cannot use up the buffer of the others.
+    /// Least window: bytes that each stream may have outstanding in any case. These bytes are in
+    /// addition to `limit`, so that streams whose readers have stopped cannot use up the buffer of
+    /// the others.
     pub least_window: u32,
     /// Maximum bytes of a stream in one frame (the slides' MSS), 1 to 16,384. This limits the time
     /// for which another stream's bytes wait.
@@ -127,7 +128,7 @@ pub(super) struct Common {
     pub(super) peer: Option<u64>,
     /// Instance number of the peer before its last restart.
     pub(super) former: Option<u64>,
-    /// True if the peer was just found to have restarted.
+    /// True if a restart of the peer has just been detected.
     pub(super) restarted: bool,
     /// Links for which the peer has just reported that it holds no bytes.
     pub(super) gone: Vec<u32>,

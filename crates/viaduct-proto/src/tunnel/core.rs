@@ -95,7 +95,7 @@ impl Tunnel {
         self.links.keys().copied()
     }
 
-    /// Processes bytes that arrived on a link. `lane` is 0 unless the link has several.
+    /// Processes bytes that arrived on a link. `lane` is 0 unless the link has several lanes.
     pub fn handle_bytes(&mut self, now: Instant, link: u32, lane: Lane, bytes: &[u8]) {
         self.common.now = now;
         let Some(mux) = self.links.get_mut(&link) else { return };
@@ -308,7 +308,7 @@ impl Tunnel {
         self.links.get_mut(&id.link).map(|mux| act(mux, &mut self.common))
     }
 
-    /// Breaks a link off, and reports it.
+    /// Breaks a link off, and reports this.
     fn fail(&mut self, link: u32, error: LinkError, strand: bool) {
         if self.break_off(link, strand) {
             self.common.events.push_back(Event::LinkDown(link, error));

@@ -2,8 +2,8 @@
 //! 13 to 20, where a stream is called a session).
 //!
 //! A stream carries the bytes of one flow through the tunnel. Opening a stream takes no round trip,
-//! and streams need not probe the capacity of the path, because the links' connections already
-//! have.
+//! and streams need not probe the capacity of the path, because the links' connections have already
+//! done so.
 //!
 //! ```text
 //!              near end                                               far end

@@ -29,7 +29,7 @@ pub(super) struct ReceiveWindow {
     standing: u64,
 }
 
-/// Error: the peer sent more than it was promised.
+/// Error: the peer sent more than it was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Overrun;
 
@@ -63,8 +63,8 @@ impl ReceiveWindow {
         self.standing = self.standing.min(self.held);
     }
 
-    /// Measures how much the path carries, given its round-trip time `rtt`. Returns whether the
-    /// peer must be told a new total.
+    /// Measures how much the path carries, given the path's round-trip time `rtt`. Returns whether
+    /// the peer must be told a new total.
     pub(super) fn measure(&mut self, now: Instant, rtt: Duration) -> bool {
         let Some(since) = self.since else {
             self.begin(now);
@@ -112,7 +112,7 @@ mod tests {
         let mut window = ReceiveWindow::new(100_000, 1 << 30, 0);
         let mut now = Instant::ZERO;
         window.measure(now, RTT);
-        // 100 Mb/s in bursts of one millisecond, read at once.
+        // 100 Mb/s in bursts of one millisecond, read immediately.
         for _ in 0..2_000 {
             now += Duration::from_millis(1);
             window.receive(0, 12_500).unwrap();

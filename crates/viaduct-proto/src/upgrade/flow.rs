@@ -32,7 +32,7 @@ pub struct FlowRecord {
     pub to: SocketAddr,
     /// Next hop, if the flow goes through one.
     pub hop: Option<SocketAddr>,
-    /// Name of its policy, if there are policies.
+    /// Name of the flow's policy, if there are policies.
     pub policy: Option<String>,
     /// Rate limit in bits a second.
     pub rate: Option<u64>,
@@ -100,7 +100,7 @@ pub struct EarlyRecord {
     pub onward: Onward,
     /// Time at which it expires.
     pub until: u64,
-    /// ID of the SYN in the queue, if it is held.
+    /// ID of the SYN in the queue, if the SYN is held.
     pub held: Option<u32>,
 }
 

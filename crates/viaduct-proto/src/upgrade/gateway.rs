@@ -50,14 +50,14 @@ pub struct GatewayRecord {
     pub has_cache: bool,
     /// Number of listeners of fake TCP.
     pub fake_tcp: u8,
-    /// Key of the hash that gives the sequence numbers of fake TCP's SYN-ACKs.
+    /// Key of the hash that gives the initial sequence numbers in fake TCP's SYN-ACKs.
     pub isn_key: [u64; 4],
     /// True if offloads are off.
     pub offloads_off: bool,
     /// Number of changes in the journal before the limits of packet sizes (MSS clamps and route
     /// MTUs), which come last.
     pub mark: u32,
-    /// True if, as a member of a rack, it has not set the routes of its slices yet.
+    /// True if the gateway, as a member of a rack, has not set the routes of its slices yet.
     #[serde(default)]
     pub lacks_routes: bool,
     /// Number of [`PeerRecord`]s that follow: one for each lane of each peer.
@@ -82,7 +82,7 @@ pub struct PeerRecord {
     /// Number of the lane; each lane has its own record.
     #[serde(default)]
     pub lane: u8,
-    /// Low 16 bits of the indices of its sessions.
+    /// Low 16 bits of the indices of the peer's sessions.
     pub slot: u16,
     /// Number of the next packet to the peer; 0 if packets are not numbered.
     pub next: u64,

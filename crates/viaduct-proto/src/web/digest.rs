@@ -1,9 +1,9 @@
 //! Digest of a partially read head, in few bytes: the state that a stateless server gives its
 //! client until the rest of the head arrives (Trickles, section 4.2).
 //!
-//! Complete lines are consumed, and their meaning is kept. Headers that are ignored here are
-//! consumed even before they are complete, so they may have any length. Any other incomplete line
-//! is not consumed: the client sends it again, with the bytes that follow.
+//! Complete lines are consumed, and their meaning is kept. Ignored headers are consumed even before
+//! they are complete, so they may have any length. Any other incomplete line is not consumed: the
+//! client sends it again, with the bytes that follow.
 //!
 //! ```text
 //!   bytes of the head so far 2 (highest bit: Connection: close was sent) | flags 1:

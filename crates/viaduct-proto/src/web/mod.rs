@@ -56,8 +56,8 @@ pub enum Found {
 }
 
 impl Found {
-    /// Entity tag of a file, which differs when the file has changed. It is sent as `ETag`, and is
-    /// part of the response's hash by which a stateless server detects the change.
+    /// Entity tag of a file, which changes with the file. It is sent as `ETag`, and is part of the
+    /// response's hash by which a stateless server detects the change.
     pub fn tag(&self) -> Option<String> {
         match self {
             Found::File { size, modified, nanos } => {

@@ -171,7 +171,7 @@ fn same_file(request: &Request, tag: &str, changed: &str) -> bool {
     request.if_range.as_deref().is_none_or(|known| known == tag || known == changed)
 }
 
-/// Returns whether `tag` is in a list of tags. Weak ones match if `weak` is true.
+/// Returns whether `tag` is in a list of tags. Weak tags match if `weak` is true.
 fn lists(list: &str, tag: &str, weak: bool) -> bool {
     let same = |known: &str| known == tag || weak && known.strip_prefix("W/") == Some(tag);
     list.trim() == "*" || list.split(',').any(|known| same(known.trim()))

@@ -41,7 +41,8 @@ pub trait Site: Files {
     }
 
     /// Logs a new response: the request line, the status and the length in bytes. Retransmitted
-    /// parts are not logged again, but a request that the client repeats after a loss is.
+    /// parts are not logged again, but a request that the client repeats after a loss is logged
+    /// again.
     fn log(&mut self, line: String, status: u16, bytes: u64) {
         let _ = (line, status, bytes);
     }
@@ -63,7 +64,7 @@ fn read(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Re
         behind -= 1;
         match input {
             // The client repeats an input that is not answered. An acknowledgement without progress
-            // would make the client give the input up.
+            // would make the client abandon the input.
             Ok(_) if left == 0 => {}
             // Reserves a response for each of the remaining inputs, as far as possible.
             Ok(input) => left -= take(&input, left.saturating_sub(behind).max(1), site, reply),
@@ -144,7 +145,7 @@ impl Response {
         Response { plan, file, state }
     }
 
-    /// Response that a continuation's state describes; `None` if it has changed since.
+    /// Response that a continuation's state describes; `None` if the response has changed since.
     fn again(state: &[u8], site: &mut impl Site) -> Option<Response> {
         let mut reader = Reader(state);
         let _fingerprint = reader.take(FINGERPRINT)?;

@@ -144,7 +144,8 @@ fn set_udp(datagram: &mut [u8]) -> usize {
     UDP_CHECKSUM
 }
 
-/// Checksum, with pseudo header, of the data that follows an IP header, in which the checksum field is
+/// Checksum, with pseudo header, of the data that follows an IP header, in which the checksum field
+/// is
 /// 0. If the field is filled in, the result is 0 for a correct checksum.
 fn checksum(ip: &[u8], protocol: u8, transport: &[u8]) -> u16 {
     let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };

@@ -110,7 +110,7 @@ fn reed_solomon_agrees_with_its_binomial_form() {
         for p in [0.02, 0.1, 0.2, 0.3] {
             let code = Code::ReedSolomon(rs::Parameters { r, c, interleave });
             let mut rng = Rng::from_seed(u64::from(r) + 1);
-            // Whole blocks only: a short block is a stronger code.
+            // Complete blocks only: a short block is a stronger code.
             let packets = 40_000 / (u64::from(r) * u64::from(interleave));
             let packets = packets * u64::from(r) * u64::from(interleave);
             let (share, lost) = share(&code, packets, &mut |_| rng.chance(p));

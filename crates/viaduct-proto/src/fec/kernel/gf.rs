@@ -5,8 +5,8 @@
 const POLYNOMIAL: u8 = 0x1d;
 
 /// Multiplication table of one coefficient: its products with the 16 values of a byte's low half,
-/// then with those of the high half. Its product with a byte is the sum of two entries; a vector
-/// shuffle looks up one entry for each byte of a register.
+/// then with those of the high half. The product of the coefficient with a byte is the sum of two
+/// entries; a vector shuffle looks up one entry for each byte of a register.
 #[derive(Debug)]
 #[repr(align(32))]
 pub struct MulTable(pub [u8; 32]);

@@ -116,7 +116,7 @@ fn add_group(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
     add_group_at(Level::detect(), dsts, srcs, coefficients);
 }
 
-/// Uses vectors for the length common to all slices, and handles the bytes beyond it pair by pair.
+/// Uses vectors for the length common to all slices, and handles the bytes after it pair by pair.
 fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
     let (mut shortest, mut longest) = (usize::MAX, 0);
     for src in srcs {

@@ -13,7 +13,7 @@ use super::{GROUP, Level};
 
 /// Adds `coefficients * srcs` to `dsts` in their first `len` bytes, and returns how many of these
 /// bytes it handled: all, or none. None are handled at [`Level::Portable`], for a `len` below 16
-/// (the shortest vector), or for other than one to four destinations and one to four sources.
+/// (the shortest vector), or unless there are one to four destinations and one to four sources.
 /// Panics: if a slice is shorter than `len` or a coefficient is missing.
 #[inline]
 pub(super) fn add(
@@ -73,7 +73,7 @@ fn by_ones<const N: usize, const M: usize>(
 ) {
     let shape = Shape::<N, M>::new(dsts, srcs, coefficients, len);
     let ones = (0..N).take_while(|&d| shape.coefficients.iter().all(|row| row[d] == 1)).count();
-    // SAFETY: `Shape::new` made every pointer from a slice of at least `len` bytes, the mutable
+    // SAFETY: `Shape::new` created every pointer from a slice of at least `len` bytes, the mutable
     // ones of at least `room`; they are borrowed until this function returns, the mutable ones
     // exclusively; `len` is a vector or longer, as `add` checked; a `Level` is only created if the
     // processor supports it.

@@ -3,8 +3,8 @@
 //!
 //! c instances of plain parity run side by side. Layer `n` deals the packets to `I[n]` bins in
 //! turn, and a bin fires when it has r packets. With interleave 1 a repair is the exclusive or of r
-//! neighbours, and recovers a single loss soon; with interleave 40 its r packets are 40 apart, so a
-//! burst of 40 drops at most one packet of each bin.
+//! neighbours, and recovers a single loss quickly; with interleave 40 its r packets are 40 apart,
+//! so a burst of 40 drops at most one packet of each bin.
 //!
 //! ```text
 //!   packet      1  2  3  4  5  6  7  8  9 10 11 12 …         (r=3, c=2), I=(1,4)

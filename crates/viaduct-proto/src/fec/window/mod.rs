@@ -38,7 +38,7 @@ use history::History;
 pub struct Parameters {
     /// W, the minimum number of packets that a repair covers: 1 to [`MAX_COVER`]. A repair covers
     /// whole intervals between repairs, and thus often a few more. A burst of b packets is
-    /// recovered if b repairs arrive before they leave the window.
+    /// recovered if b repairs arrive before the burst leaves the window.
     pub window: u16,
     /// Number of repairs for each group of packets.
     pub repairs: u16,
@@ -76,15 +76,15 @@ impl Parameters {
     }
 
     /// Number of dense repairs, which are the next ones to be sent: n + 2, where n is the number of
-    /// repairs sent after one packet; or n + 1 if fewer than n + 2 repairs are sent while the
-    /// window passes a packet. If the first dense repair does not recover a single loss, one of the
-    /// other dense ones does, hardly later than if all repairs were dense.
+    /// repairs sent after one packet; or n + 1 if fewer than n + 2 repairs are sent while a packet
+    /// is in the window. If the first dense repair does not recover a single loss, one of the other
+    /// dense ones does, hardly later than if all repairs were dense.
     fn dense(&self) -> usize {
         let per_packet = usize::from(self.repairs.div_ceil(self.packets));
         (2 + per_packet).min(self.wanted().max(1 + per_packet))
     }
 
-    /// Number of repairs sent while the window passes a packet.
+    /// Number of repairs sent while a packet is in the window.
     fn wanted(&self) -> usize {
         let wanted = u32::from(self.window) * u32::from(self.repairs);
         wanted.div_ceil(u32::from(self.packets)) as usize
@@ -137,7 +137,7 @@ struct Open {
     seed: u16,
     density: u8,
     first: Seq,
-    /// Number of the first packet since which the sum contains every packet.
+    /// First packet of the dense part: the sum contains this packet and all later ones.
     dense: Seq,
     sum: Sum,
 }
@@ -350,7 +350,7 @@ impl Encoder {
             self.owed -= u32::from(packets);
             self.fire(fire);
         }
-        // A repair covers at most `MAX_COVER` packets, so a sum over that many is sent at once.
+        // A repair covers at most `MAX_COVER` packets, so a sum over that many is sent immediately.
         if self.ahead.front().is_some_and(|open| self.next - open.first >= u64::from(MAX_COVER)) {
             self.owed = 0;
             self.fire(fire);

@@ -19,7 +19,7 @@ use crate::time::{Duration, Instant};
 const FLOOR: f64 = 2.0;
 /// Minimum interval between computations of the level.
 const LEVEL: Duration = Duration::from_millis(1);
-/// Number of flows beyond which each is checked less often.
+/// Number of flows beyond which each flow is checked less often.
 const CROWD: usize = 16;
 /// Segment size until a connection has reported one, in bytes.
 const SEGMENT: u32 = 1448;
@@ -87,7 +87,7 @@ impl Ensemble {
         self.left.map(|left| now.since(left))
     }
 
-    /// Handles a flow's measurement, and the number of the flow's bytes that wait here.
+    /// Handles a flow's measurement, and the number of the flow's bytes that wait in the handler.
     pub(super) fn report(&mut self, id: u64, measure: Measure, waiting: usize, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let (before, known) = (member.measure, member.measure.rtt > Duration::ZERO);

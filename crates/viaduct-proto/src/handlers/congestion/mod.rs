@@ -32,7 +32,7 @@ use crate::flow::{
 };
 use crate::time::{Duration, Instant};
 
-/// Bytes of a flow that may wait here before its source is stopped.
+/// Bytes of a flow that may wait in the handler before the flow's source is stopped.
 const MAX_QUEUED: usize = 64 << 10;
 /// Time for which the state of a path is kept after its last flow.
 const STATE_TTL: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! Delivery rate of one connection, measured by pings. They are sent between the connection's data,
-//! and the other end answers them in order.
+//! Delivery rate of one connection, measured by pings, which are sent between the connection's data
+//! and answered in order by the other end.
 //!
 //! The flow's data is acknowledged in order, so a slow connection also delays the acknowledgements
 //! of data that other connections have delivered. Pings do not have this problem.

@@ -8,16 +8,15 @@
 //!                                                               slot 1: live ─────── bottom
 //! ```
 //!
-//! **Opening.** The connecting end sends a hello and may send data at once. The welcome in return
-//! gives both ends a secret ([`secret`]), whose ID the accepting end claims.
-//! **Joining.** Only the connecting end opens more connections: one for each slot, and another one
-//! when a slot's connection has broken or is silent ([`path`]). The chain that accepts such a
-//! connection gives it to the chain that has claimed the session. That chain sends a challenge, and
-//! uses the connection once the proof arrives. Only then does the connection replace the slot's
-//! former one.
-//! **Data.** Data is numbered by its offset in the flow, and acknowledged by the amount delivered.
-//! Data on a lost connection is retransmitted. Each end buffers at most `buffer` bytes.
-//! **Closing.** The flow is over when each end has all of the other's data and its end of stream.
+//! **Opening.** The connecting end sends a hello and may send data immediately. The welcome in
+//! return gives both ends a secret ([`secret`]), whose ID the accepting end claims. **Joining.**
+//! Only the connecting end opens more connections: one for each slot, and another one when a slot's
+//! connection has broken or is silent ([`path`]). The chain that accepts such a connection gives it
+//! to the chain that has claimed the session. That chain sends a challenge, and uses the connection
+//! once the proof arrives. Only then does the connection replace the slot's former one. **Data.**
+//! Data is numbered by its offset in the flow, and acknowledged by the amount delivered. Data on a
+//! lost connection is retransmitted. Each end buffers at most `buffer` bytes. **Closing.** The flow
+//! is over when each end has all of the other's data and its end of stream.
 
 mod delivery_rate;
 mod join;
@@ -190,8 +189,8 @@ impl Multipath {
     }
 
     /// Returns whether the other end may have received all data and ended the flow: all data was
-    /// sent at least once, and the other end sends no more. Its last acknowledgements may have been
-    /// lost with a connection.
+    /// sent at least once, and the other end sends no more. The other end's last acknowledgements
+    /// may have been lost with a connection.
     fn may_have_ended(&self) -> bool {
         self.received.said_end && (self.out.end_was_sent || self.out.lacks_only_the_end())
     }

@@ -1,4 +1,4 @@
-//! Incoming messages, and the handling of bad connections.
+//! Incoming messages, and the handling of invalid and broken connections.
 
 use super::path::{Path, Stage};
 use super::secret::Prover;
@@ -6,7 +6,7 @@ use super::wire::Frame;
 use super::{Deadline, Handled, Multipath};
 use crate::flow::{Context, Failure, Output};
 
-/// Maximum number of pings of one connection that wait for their answers.
+/// Maximum number of unanswered pings received on one connection.
 const MAX_PONGS: usize = 64 << 10;
 
 impl Multipath {

@@ -12,7 +12,7 @@ const TURN: usize = 64 << 10;
 const MAX_UNSENT: usize = 64 << 10;
 /// Number of delivered bytes after which an acknowledgement is sent immediately.
 const ACK_EVERY: u64 = 64 << 10;
-/// Delay of an acknowledgement of fewer bytes.
+/// Delay of an acknowledgement of fewer than [`ACK_EVERY`] bytes.
 const ACK_DELAY: Duration = Duration::from_millis(25);
 /// Time that a closed flow waits for the other end.
 const LINGER: Duration = Duration::from_secs(60);
@@ -91,8 +91,8 @@ impl Multipath {
         self.out.has_unsent() && sent >= TURN
     }
 
-    /// Index of the connection on which a block sent now arrives soonest, among those that take
-    /// one; and whether it is the only usable connection.
+    /// Index of the connection on which a block sent now arrives soonest, among the connections
+    /// that take a block; and whether it is the only usable connection.
     fn soonest(&self) -> Option<(usize, bool)> {
         let usable = || self.paths.iter().enumerate().filter(|(_, path)| path.is_usable());
         let is_alone = usable().count() == 1;

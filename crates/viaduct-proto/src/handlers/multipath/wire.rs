@@ -102,7 +102,7 @@ impl Frame {
             7 | 8 => 1 + 8,
             _ => return Err(InvalidFrame),
         };
-        // Another protocol is recognized by its first bytes, before a whole message has arrived.
+        // Another protocol is recognized by its first bytes, before a complete message has arrived.
         let magic = inbox.len().min(1 + MAGIC.len());
         if kind == 0 && inbox[1..magic] != MAGIC[..magic - 1] {
             return Err(InvalidFrame);

@@ -3,9 +3,9 @@
 //! 13 to 20).
 //!
 //! ```text
-//!   flow ─ Stream ─┐                                                       ┌─ Stream ─ flow
+//!   flow ─ Stream ─┐                                                              ┌─ Stream ─ flow
 //!   flow ─ Stream ─┼─ MuxState ─ SharedConnection ══ SharedConnection ─ MuxState ─┼─ Stream ─ flow
-//!   flow ─ Stream ─┘             one Tunnel each                           └─ Stream ─ flow
+//!   flow ─ Stream ─┘                       one Tunnel each                        └─ Stream ─ flow
 //! ```
 //!
 //! Each flow of the program is a *stream*, in a chain of its own. The *shared connection* is a

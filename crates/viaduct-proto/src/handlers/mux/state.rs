@@ -150,8 +150,8 @@ impl MuxState {
         self.streams.values().all(|state| state.connection != connection)
     }
 
-    /// Opens streams of the tunnel, as many as the peer allows, for the streams that wait for the
-    /// link of `connection`. Returns the streams that no longer wait.
+    /// Opens tunnel streams for the streams that wait for the link of `connection`, as many as the
+    /// peer allows. Returns the streams that no longer wait.
     pub(super) fn open_waiting(&mut self, connection: u64) -> Vec<u64> {
         let Some(conn) = self.conns.get_mut(&connection) else { return Vec::new() };
         let (Some(to), mut opened) = (conn.to.clone(), Vec::new()) else { return Vec::new() };

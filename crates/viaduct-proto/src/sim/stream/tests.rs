@@ -94,7 +94,7 @@ fn a_recovery_comes_as_late_as_the_repair_was_sent() {
     let sizes = (40, 1400);
     let outcome = Stream { sizes, ..stream("delay=50ms,loss=trace:100:1") }
         .run(&mut Again::new(3), &mut Once);
-    // One in 101 of 20,000, half of them repairs.
+    // One in 101 of 20,000 packets and repairs; half of these are repairs.
     assert!((98..=100).contains(&outcome.lost.len()), "{}", outcome.lost.len());
     assert_eq!((outcome.garbled, outcome.repeated), (0, 0));
     // Three packets at 1,000 a second; the last ones are sent by the flush.

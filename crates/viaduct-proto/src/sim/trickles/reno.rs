@@ -154,7 +154,7 @@ impl Sender {
             self.advance(now, upto);
         }
         self.mark_lost();
-        // Acknowledgements do not advance past a lost retransmission, which is therefore repaired
+        // Acknowledgements do not advance past a lost retransmission, which is therefore sent again
         // only after a timeout.
         if advances {
             self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.timeout.wait());

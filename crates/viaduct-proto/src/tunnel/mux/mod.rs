@@ -210,7 +210,7 @@ impl Mux {
         if self.leaving[0] { 0 } else { self.numbers.vacant(most) }
     }
 
-    /// Load of the link, its most important part first: the number of streams with more to send
+    /// Load of the link, the most important part first: the number of streams with more to send
     /// than one turn takes (a short request does not count), the bytes carried recently in both
     /// directions, and the number of all streams.
     pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
@@ -276,7 +276,8 @@ impl Mux {
         self.streams.get_mut(&number).expect("looked up before")
     }
 
-    /// Resets all streams of a broken link; `strand` if the peer may still hold their bytes.
+    /// Resets all streams of a broken link; `strand` is true if the peer may still hold their
+    /// bytes.
     pub(super) fn break_off(&mut self, cx: &mut Common, strand: bool) {
         for (number, stream) in std::mem::take(&mut self.streams) {
             let held = stream.unacknowledged();

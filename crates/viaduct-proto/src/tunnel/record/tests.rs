@@ -109,7 +109,7 @@ fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
     assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing is accepted after a failure");
 }
 
-/// The holder of the far end's secret key can make a first message with any dialler's key, and
+/// The holder of the far end's secret key can create a first message with any dialler's key, and
 /// any host can replay one. Anything further needs the dialler's own secret key.
 #[test]
 fn a_first_message_alone_does_not_make_a_peer() {

@@ -6,7 +6,7 @@ mod tests;
 
 use slab::Slab;
 
-/// Tokens of one peer, shared by all streams of all links to it: free bytes of its buffer.
+/// Tokens of one peer, shared by all streams of all links to it: free bytes of the peer's buffer.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     pub(super) total: u64,

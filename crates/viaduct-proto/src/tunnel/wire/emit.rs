@@ -62,7 +62,8 @@ impl Frame<'_> {
     }
 }
 
-/// Appends the head of a DATA frame of `length` bytes, 1 to [`MAX_DATA`], which the caller appends.
+/// Appends the head of a DATA frame of `length` bytes, 1 to [`MAX_DATA`], which the caller must
+/// append.
 pub(in crate::tunnel) fn emit_data_head(stream: u32, length: usize, out: &mut Vec<u8>) {
     out.push(DATA);
     out.extend(stream.to_be_bytes());
