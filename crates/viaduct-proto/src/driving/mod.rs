@@ -108,7 +108,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn gateways_rest(seed: u64, endpoints: [bool; 2], loss in 0.0..0.9f64, code in 0..4usize) {
+    fn gateways_do_not_spin(
+        seed: u64, endpoints: [bool; 2], loss in 0.0..0.9f64, code in 0..4usize,
+    ) {
         let codes = [
             None,
             Some(Code::Layered(Parameters { r: 8, interleaves: vec![1, 19], delay_xors: false })),
@@ -119,22 +121,22 @@ proptest! {
     }
 
     #[test]
-    fn tunnels_rest(seed: u64) {
+    fn tunnels_do_not_spin(seed: u64) {
         assert_no_spin(&mut Tunnels::new(), seed)?;
     }
 
     #[test]
-    fn nodes_rest(seed: u64) {
+    fn nodes_do_not_spin(seed: u64) {
         assert_no_spin(&mut Nodes::new(), seed)?;
     }
 
     #[test]
-    fn checks_of_replicas_rest(seed: u64) {
+    fn checks_of_replicas_do_not_spin(seed: u64) {
         assert_no_spin(&mut Checks::new(), seed)?;
     }
 
     #[test]
-    fn datagrams_rest(seed: u64) {
+    fn datagrams_do_not_spin(seed: u64) {
         let relays = relays::Bounds {
             relays: 3,
             early: 100,
@@ -150,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn tables_and_links_rest(seed: u64) {
+    fn tables_and_links_do_not_spin(seed: u64) {
         assert_no_spin(&mut SomeSyns(Early::new(10, Duration::from_secs(1))), seed)?;
         for link in ["rate=1M,delay=5ms", "delay=9ms,jitter=5ms,reorder=20%:3ms", "loss=5%"] {
             let config = link.parse().unwrap();
@@ -159,17 +161,17 @@ proptest! {
     }
 
     #[test]
-    fn chains_rest(seed: u64, handler in 0..HANDLERS.len()) {
+    fn chains_do_not_spin(seed: u64, handler in 0..HANDLERS.len()) {
         assert_no_spin(&mut DrivenChain::new(HANDLERS[handler]), seed)?;
     }
 
     #[test]
-    fn fake_tcp_rests(seed: u64) {
+    fn fake_tcp_does_not_spin(seed: u64) {
         assert_no_spin(&mut DrivenFakeTcp::new(seed), seed)?;
     }
 
     #[test]
-    fn trickles_rest(seed: u64) {
+    fn trickles_do_not_spin(seed: u64) {
         let config = client::Config::default();
         assert_no_spin(&mut DrivenClient(Client::open(config, seed, Instant::ZERO)), seed)?;
         let config = stream::Config::default();

@@ -101,7 +101,7 @@ fn the_least_recently_used_name_is_evicted_when_the_pool_is_full() {
 
 proptest! {
     #[test]
-    fn an_answer_is_to_the_question(packet in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn an_answer_has_the_id_of_its_query(packet in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut pool = FakeIpPool::new(FakeIpPrefix::default());
         if let Some(answer) = pool.answer(&packet) {
             prop_assert_eq!(&answer[..2], &packet[..2]);

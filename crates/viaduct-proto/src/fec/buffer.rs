@@ -85,7 +85,7 @@ mod tests {
 
     /// Comparison with a plain vector over random operations.
     #[test]
-    fn holds_what_a_vector_holds() {
+    fn has_the_same_content_as_a_vector() {
         let mut rng = crate::rng::Rng::from_seed(1);
         let (mut buffer, mut twin) = (Buffer::default(), Vec::new());
         for _ in 0..5000 {

@@ -206,7 +206,7 @@ fn an_option_reaches_the_connection_unless_a_handler_absorbs_it() {
     let mut chain = chain_of(|| Box::new(Passes), || Box::new(HidesTtl));
     let (now, bottom) = (Instant::ZERO, chain.bottom().unwrap());
     let get = |chain: &mut Chain, of: SocketOption| chain.getsockopt(now, of.level, of.name);
-    assert_eq!(get(&mut chain, TOS), None, "the program's own socket has the answer");
+    assert_eq!(get(&mut chain, TOS), None, "the value is that of the program's own socket");
     for option in [TTL, SocketOption { value: 8, ..TOS }, TOS] {
         chain.setsockopt(now, option);
     }

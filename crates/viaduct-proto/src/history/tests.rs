@@ -46,7 +46,7 @@ fn values_are_of_the_last_second() {
 }
 
 #[test]
-fn a_restart_and_a_silence_leave_a_gap_and_no_spike() {
+fn a_restart_and_missing_samples_leave_a_gap_and_no_spike() {
     let mut history = History::default();
     let samples = [(10.0, Some(100)), (11.0, Some(200)), (0.5, Some(900)), (1.5, Some(910))];
     let samples = samples.into_iter().chain([(0.0, None), (3.5, Some(930))]);

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_what_probes_achieve() {
+    fn the_state_follows_from_the_results_of_probes() {
         let state = run(100, |_| true);
         assert_eq!(state(None, None), "up");
         assert_eq!(state(None, Some("c")), "up", "another route is only shorter");

@@ -147,7 +147,7 @@ fn host(n: usize) -> Address {
 }
 
 #[test]
-fn all_paths_are_known_to_all_and_the_shortest_route_is_direct() {
+fn all_nodes_know_all_paths_and_the_shortest_route_is_direct() {
     let mut world = World::new(4, 1);
     world.wait(Duration::from_secs(3));
     for (n, node) in world.nodes.iter().enumerate() {
@@ -196,7 +196,7 @@ fn a_path_that_fails_is_left_in_time_and_taken_again_when_it_is_back() {
 }
 
 #[test]
-fn a_long_path_has_the_time_that_it_needs() {
+fn a_path_with_a_long_delay_stays_up() {
     let mut world = World::new(3, 3);
     world.delay = Box::new(|_, _| Duration::from_millis(300));
     world.wait(Duration::from_secs(60));
@@ -205,7 +205,7 @@ fn a_long_path_has_the_time_that_it_needs() {
 }
 
 #[test]
-fn a_path_that_comes_and_goes_is_trusted_ever_later() {
+fn a_path_that_fails_repeatedly_changes_routes_rarely() {
     let mut world = World::new(3, 5);
     world.wait(Duration::from_secs(3));
     let mut changes = Vec::new();

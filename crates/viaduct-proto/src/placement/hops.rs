@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_of_the_overlay_changes_no_choice_and_its_end_means_directly() {
+    fn a_restart_of_the_overlay_changes_no_choice_and_without_it_flows_go_directly() {
         let mut hops = informed();
         let two = hops.choose(at(1), server(), Preference::FirstByte);
         assert!(!hops.handle_table(at(2), None));
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hops_are_other_choices() {
+    fn a_change_of_hops_clears_the_choices() {
         let mut hops = informed();
         hops.set_down(hop(1), true);
         let mut other = Table::clone(&table(UP).unwrap());

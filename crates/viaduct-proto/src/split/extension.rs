@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_emitted_is_parsed_and_parts_are_too_short(
+        fn extensions_are_parsed_as_emitted_and_parts_are_too_short(
             (ip, port) in (any::<IpAddr>(), 1..=u16::MAX),
             hosts in prop::collection::vec(any::<IpAddr>(), 0..9),
         ) {

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn datagrams_are_parsed_as_emitted() {
         let ips = ["192.0.2.7:53", "[2001:db8::7]:443"].map(|ip| Address::Ip(ip.parse().unwrap()));
         for to in ips.into_iter().chain([Address::Name("example.org".into(), 7)]) {
             for data in [&b""[..], b"question"] {

@@ -190,7 +190,7 @@ fn connect_requests_are_parsed() {
 
 proptest! {
     #[test]
-    fn nothing_hostile_breaks_a_parser(bytes in prop::collection::vec(any::<u8>(), 0..700)) {
+    fn no_parser_fails_on_arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..700)) {
         let _ = (Hop::find(&bytes), Syn::parse(&bytes), Syn::parse_headers(&bytes));
         let taken = [
             len(&proxy::parse(&bytes)),

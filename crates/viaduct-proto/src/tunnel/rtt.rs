@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shortest_is_forgotten_when_the_path_has_become_longer() {
+    fn the_shortest_round_trip_is_forgotten_when_the_path_becomes_longer() {
         let mut rtt = Rtt::default();
         let ms = Duration::from_millis;
         let mut now = Instant::ZERO;

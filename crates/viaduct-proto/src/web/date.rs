@@ -42,7 +42,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(seconds in 0..=LAST) {
+        fn dates_are_parsed_as_emitted(seconds in 0..=LAST) {
             prop_assert_eq!(parse(&emit(seconds)), Some(seconds));
         }
 

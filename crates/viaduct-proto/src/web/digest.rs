@@ -192,7 +192,7 @@ mod tests {
         If-None-Match: \"x\"\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n";
 
     #[test]
-    fn a_head_in_pieces_is_the_head() {
+    fn a_head_in_pieces_is_parsed_like_the_whole_head() {
         let text = HEAD_TEXT.replace("LONG", &"c=1; ".repeat(900));
         let (whole, length) = Request::parse(text.as_bytes()).unwrap().unwrap();
         assert!(!whole.keep_alive, "Connection: close holds, whatever follows");

@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_link_leads_where_it_says(mut name in prop::collection::vec(1_u8.., 1..20)) {
+        fn an_encoded_name_is_parsed_as_the_name(mut name in prop::collection::vec(1_u8.., 1..20)) {
             name.retain(|&byte| byte != b'/');
             prop_assume!(!name.is_empty() && name != b"." && name != b"..");
             prop_assert_eq!(parts(&format!("/{}", encode(&name))), Some(vec![name]));

@@ -121,7 +121,7 @@ mod tests {
     use crate::wire::refusal::{ICMP, ICMPV6};
 
     #[test]
-    fn what_is_written_is_read() {
+    fn datagrams_are_parsed_as_emitted() {
         for (from, to) in [("192.0.2.1:53", "127.0.0.1:9"), ("[2001:db8::1]:53", "[::1]:9")] {
             let [source, destination] = [from, to].map(|at| at.parse::<SocketAddr>().unwrap());
             let packet = emit(source, destination, b"answer").unwrap();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_about_lengths_are_refused() {
+    fn wrong_lengths_are_refused() {
         let mut bytes = PING;
         bytes[3] = 29;
         assert_eq!(Header::parse(&bytes), Err(Error::Short { have: 28, want: 29 }));

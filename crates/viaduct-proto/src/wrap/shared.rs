@@ -308,7 +308,7 @@ mod tests {
         }
 
         #[test]
-        fn a_record_that_was_cut_or_is_of_another_version_is_none(cut in 0..RECORD, id: u64) {
+        fn a_record_that_was_cut_or_has_another_version_is_refused(cut in 0..RECORD, id: u64) {
             let mut bytes = Down::Meet { id }.emit();
             prop_assert!(Down::parse(&bytes[..cut]).is_none());
             bytes[4] ^= 1;

@@ -71,7 +71,7 @@ fn layers_recover_at_least_the_share_of_the_closed_form() {
             let (share, lost) = share(&code, 40_000, &mut |_| rng.chance(p));
             let bound = layered_independent(r, interleaves.len(), p);
             assert!(share >= bound - tolerance(bound, lost), "{code} at {p}: {share} < {bound}");
-            assert!(share < 1.0 || p < 0.1, "{code} at {p}: no packet stayed lost");
+            assert!(share < 1.0 || p < 0.1, "{code} at {p}: all lost packets were recovered");
         }
     }
 }

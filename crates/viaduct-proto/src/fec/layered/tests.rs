@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn a_single_loss_comes_back_unaltered(
+    fn a_single_lost_packet_is_recovered_unaltered(
         parameters in parameters(), seed: u64, count in 1u64..200, which: prop::sample::Index,
     ) {
         let mut rng = Rng::from_seed(seed);

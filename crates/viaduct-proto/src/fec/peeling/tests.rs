@@ -50,12 +50,12 @@ fn a_long_chain_of_recoveries_does_not_recurse() {
 }
 
 #[test]
-fn two_repairs_of_the_same_pair_stay_stored_and_both_go() {
+fn two_repairs_of_the_same_pair_are_stored_and_both_are_removed() {
     let mut receiver = Receiver::new(Peeling::new(10_000));
     receiver.repair(&repair(1, 1, &[b"a", b"b"]));
     receiver.repair(&repair(1, 1, &[b"a", b"b"]));
     receiver.packet(2, b"b");
-    assert_eq!(receiver.recovered, [1], "once, though two repairs yield it");
+    assert_eq!(receiver.recovered, [1], "recovered once, though two repairs cover it");
     assert_eq!(receiver.decoder.memory(), 0);
 }
 

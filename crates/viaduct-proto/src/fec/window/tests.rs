@@ -242,7 +242,7 @@ fn a_pause_ends_with_a_change() {
 }
 
 #[test]
-fn after_a_restart_repairs_cover_nothing_from_before_the_last_one() {
+fn repairs_cover_only_packets_after_the_last_but_one_restart() {
     let mut encoder = encoder(40, 1, 4);
     let mut next = 0;
     let mut run = |encoder: &mut Encoder, packets: u8| -> Vec<Seq> {
@@ -254,9 +254,12 @@ fn after_a_restart_repairs_cover_nothing_from_before_the_last_one() {
     };
     run(&mut encoder, 40);
     encoder.restart();
-    assert!(run(&mut encoder, 10).iter().any(|seq| *seq <= 40), "until the next one");
+    assert!(
+        run(&mut encoder, 10).iter().any(|seq| *seq <= 40),
+        "packets from before the restart are still covered"
+    );
     encoder.restart();
     let covered = run(&mut encoder, 40);
     assert_eq!(covered.iter().min(), Some(&41), "packets lost meanwhile are recovered");
-    assert_eq!(covered.iter().max(), Some(&88), "one leaves after every 4 packets");
+    assert_eq!(covered.iter().max(), Some(&88), "a repair is emitted after every 4 packets");
 }

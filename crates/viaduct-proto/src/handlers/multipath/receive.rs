@@ -84,7 +84,9 @@ impl Multipath {
                 if let Some(path) = self.path(on) {
                     path.pongs += 1;
                     if path.pongs > MAX_PONGS {
-                        return Err("more pings than the connection takes answers".to_owned());
+                        return Err(
+                            "the other end sends pings faster than it takes the answers".to_owned()
+                        );
                     }
                 }
             }

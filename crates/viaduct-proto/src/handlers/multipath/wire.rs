@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_back_wherever_they_are_cut() {
+    fn frames_are_parsed_when_they_arrive_byte_by_byte() {
         let frames = [
             Frame::Hello { public: [1; 32], window: 7 },
             Frame::Welcome { public: [2; 32], window: 8 },

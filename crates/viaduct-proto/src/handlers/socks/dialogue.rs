@@ -63,7 +63,7 @@ impl Dialogue {
             Stage::Reply => take(inbox, socks_client::reply)?.map(|result| match result {
                 Ok(at) => Ok(Progress::Granted(at)),
                 Err(why) if code == Some(UNSUPPORTED) && self.associates => {
-                    Err(Refusal(why, "the proxy has no UDP ASSOCIATE".to_owned()))
+                    Err(Refusal(why, "the proxy does not support UDP ASSOCIATE".to_owned()))
                 }
                 Err(why) => Err(Refusal(why, format!("the proxy says: {why}"))),
             }),

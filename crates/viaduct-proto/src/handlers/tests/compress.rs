@@ -156,7 +156,7 @@ fn a_decompression_bomb_is_refused() {
 }
 
 #[test]
-fn an_end_inside_a_block_is_a_cut() {
+fn an_end_inside_a_block_resets_the_flow() {
     let mut net = Net::joined(&["compress"]);
     exchange(&mut net);
     let now = net.now;

@@ -65,7 +65,7 @@ fn both_ways_pass_all_handlers_and_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn handlers_for_streams_alone_are_named() {
+fn handlers_that_take_only_streams_are_found() {
     let chain = factories(&["count", "compress", "latency:delay=1ms"]);
     assert_eq!(streams_alone(&chain).collect::<Vec<_>>(), ["compress"]);
     assert!(Passage::new(chain, BOUNDS).is_none());

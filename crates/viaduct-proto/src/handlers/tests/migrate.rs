@@ -49,7 +49,7 @@ fn a_flow_survives_a_reset_and_a_silent_outage() {
 }
 
 #[test]
-fn a_flow_moves_in_time_while_bulk_data_goes_either_way() {
+fn a_flow_migrates_while_bulk_data_is_sent_in_either_direction() {
     for from in [0, 1] {
         let mut net = Net::joined(&["migrate"]);
         exchange(&mut net);

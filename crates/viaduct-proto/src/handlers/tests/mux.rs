@@ -68,7 +68,11 @@ fn flows_share_a_connection_only_with_flows_of_the_same_source_address() {
         assert_eq!(net.connections.len(), connections);
     }
     net.connect();
-    assert_eq!(net.connections.len(), 3, "nor does a flow whose source address is free");
+    assert_eq!(
+        net.connections.len(),
+        3,
+        "a flow without its own source address shares none either"
+    );
 }
 
 #[test]
@@ -115,14 +119,14 @@ fn a_stopped_reader_delays_no_other_flow_and_is_bounded() {
     assert_eq!(net.ends[1][quick].read.got, net.ends[0][to_quick].written.made);
     assert!(net.ends[1][quick].read.got > 500_000, "{}", net.ends[1][quick].read.got);
     assert!(net.ends[1][slow].chain.incoming().len() <= LIMIT + 64 * 1024);
-    assert!(!net.ends[0][to_slow].chain.may_write(), "its writer waits");
+    assert!(!net.ends[0][to_slow].chain.may_write(), "the writer of the slow flow waits");
     net.ends[1][slow].takes = true;
     net.wait(Duration::from_secs(5));
     assert_eq!(net.ends[1][slow].read.got, net.ends[0][to_slow].written.made);
 }
 
 #[test]
-fn when_the_connection_breaks_all_its_flows_do() {
+fn a_broken_connection_resets_all_its_flows() {
     let mut net = joined(&["mux"]);
     net.cut_all(true);
     net.wait(Duration::from_secs(1));
@@ -183,7 +187,10 @@ fn unreachable_destinations_and_hosts_at_their_limit_are_reported() {
     let more = net.connect();
     net.wait(Duration::from_secs(1));
     assert_eq!(net.ends[0][more].answer, Some(Err(Failure::Unreachable)));
-    assert!(flows(0).all(|at| net.ends[0][at].failed.is_empty()), "the others go on");
+    assert!(
+        flows(0).all(|at| net.ends[0][at].failed.is_empty()),
+        "the other flows are not affected"
+    );
 }
 
 #[test]

@@ -83,7 +83,7 @@ proptest! {
         net.close(1);
         net.wait(long());
         prop_assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty());
-        prop_assert!(net.connections.iter().all(|c| c.seats == [None; 2]), "all is closed");
+        prop_assert!(net.connections.iter().all(|c| c.seats == [None; 2]), "all are closed");
     }
 }
 
@@ -141,7 +141,7 @@ proptest! {
         prop_assert!(is_whole, "{:?}", net.said);
         prop_assert_eq!(net.end(1).finished, 1);
         let open = |c: &super::super::testing::Connection| c.seats.iter().all(Option::is_some);
-        prop_assert!(!net.connections.iter().any(open), "all is closed");
+        prop_assert!(!net.connections.iter().any(open), "all are closed");
     }
 }
 

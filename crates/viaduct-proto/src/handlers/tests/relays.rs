@@ -141,7 +141,9 @@ fn without_a_relay_datagrams_to_addresses_are_sent_directly_if_allowed() {
     assert_eq!(left, [Action::Leave(to, b"late".to_vec())]);
     let mars = Address::Name("mars.example".into(), 443);
     relays.handle_out(at(3), ends(1, "198.18.0.7:443"), &mars, b"x");
-    let [Action::Open(number)] = actions(&mut relays)[..] else { panic!("a name has its own") };
+    let [Action::Open(number)] = actions(&mut relays)[..] else {
+        panic!("a name has its own relay")
+    };
     relays.handle_failed(at(4), number);
     relays.handle_out(at(5), ends(1, "198.18.0.7:443"), &mars, b"x");
     assert_eq!((actions(&mut relays), relays.stats().without), (vec![], 2));
@@ -166,7 +168,7 @@ fn relays_are_closed_if_idle_or_oldest_or_if_their_socket_is_closed() {
     for (now, port) in [(0, 1), (10, 2), (20, 3)] {
         let [Action::Open(number)] = send(&mut relays, at(now), port, "192.0.2.7:53", b"x")[..]
         else {
-            panic!("each has its own");
+            panic!("each source has its own relay");
         };
         assert!(relays.handle_open(number));
         actions(&mut relays);
@@ -267,7 +269,10 @@ proptest! {
 fn a_proxy_without_udp_is_reported() {
     let mut relay = factories(&["socks:via=192.0.2.1:1080"], &shell())[0].relay().unwrap();
     relay.begin();
-    assert!(relay.handle_bytes(&[5, 0]).is_ok(), "it asks");
+    assert!(relay.handle_bytes(&[5, 0]).is_ok(), "the request is sent");
     let answer = [5, 7, 0, 1, 0, 0, 0, 0, 0, 0];
-    assert_eq!(relay.handle_bytes(&answer).err().unwrap(), "the proxy has no UDP ASSOCIATE");
+    assert_eq!(
+        relay.handle_bytes(&answer).err().unwrap(),
+        "the proxy does not support UDP ASSOCIATE"
+    );
 }

@@ -215,7 +215,7 @@ fn a_further_attempt_has_the_socket_options_before_it_connects() {
 }
 
 #[test]
-fn refused_is_final_and_unreachable_is_not() {
+fn other_routes_are_tried_unless_the_destination_refuses() {
     let nodes = "route:node=10.3.0.1:1080+10.4.0.1:1080";
     let mut flow = Driver::new(&[nodes], None, &server());
     flow.connected(0, Err(Failure::Refused));

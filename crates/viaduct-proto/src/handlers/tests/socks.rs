@@ -122,7 +122,7 @@ fn a_relay_is_negotiated_however_the_replies_are_cut() {
 #[test]
 fn a_proxy_without_a_relay_is_reported_with_its_reason() {
     for (said, words) in [
-        (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "no UDP ASSOCIATE"),
+        (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "does not support UDP ASSOCIATE"),
         (&[5, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0], "denied"),
         (&[5, 255], "another authentication"),
         (b"HTTP/1.1 400 Bad", "not SOCKS5"),

@@ -160,7 +160,7 @@ fn a_small_stream_does_not_wait_behind_a_large_one() {
 }
 
 #[test]
-fn streams_of_a_broken_link_are_reset_and_its_tokens_come_back() {
+fn streams_of_a_broken_link_are_reset_and_its_tokens_are_freed() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
     let ids: Vec<_> = (0..6).map(|_| world.open(0).unwrap()).collect();
     world.bulk(&ids, Duration::from_millis(500));
@@ -241,7 +241,7 @@ fn a_hello_of_the_peers_former_instance_is_refused() {
 }
 
 #[test]
-fn a_link_that_is_left_ends_when_its_streams_have() {
+fn a_drained_link_is_closed_after_its_streams() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
     world.run(Duration::from_millis(100));
     let first = world.open(0).unwrap();

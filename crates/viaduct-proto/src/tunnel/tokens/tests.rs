@@ -21,7 +21,7 @@ fn exhaust(tokens: &mut Tokens, id: AccountId) -> u64 {
 }
 
 #[test]
-fn one_stream_alone_has_half_of_the_buffer() {
+fn a_single_stream_gets_half_of_the_buffer() {
     let mut tokens = tokens(100_000, 0);
     let id = tokens.open();
     assert_eq!(exhaust(&mut tokens, id), 50_000);
@@ -29,7 +29,7 @@ fn one_stream_alone_has_half_of_the_buffer() {
 }
 
 #[test]
-fn streams_that_send_together_have_the_same_and_half_is_left_for_others() {
+fn streams_that_send_together_get_equal_shares_of_half_of_the_buffer() {
     let mut tokens = tokens(100_000, 0);
     let ids: Vec<_> = (0..5).map(|_| tokens.open()).collect();
     ids.iter().for_each(|&id| tokens.set_queued(id, true));

@@ -24,7 +24,7 @@ fn frames() -> Vec<(u32, Frame<'static>)> {
 }
 
 #[test]
-fn frames_read_as_written_however_the_stream_is_cut() {
+fn frames_are_read_as_written_in_pieces_of_any_size() {
     let mut bytes = Vec::new();
     frames().iter().for_each(|(stream, frame)| frame.emit(*stream, &mut bytes));
     for cut in [1, 2, 6, 8, 100, bytes.len()] {
@@ -45,7 +45,7 @@ fn frames_read_as_written_however_the_stream_is_cut() {
 }
 
 #[test]
-fn what_is_no_frame_is_refused_with_its_reason() {
+fn invalid_frames_are_refused_with_the_reason() {
     let parse = |bytes: &[u8]| Parser::default().next(&mut &*bytes).map(|_| ());
     assert_eq!(parse(&[99, 0, 0, 0, 0, 0, 0]), Err(Malformed::Kind(99)));
     let too_long = Malformed::Length { kind: DATA, length: 16_385 };
