@@ -1,13 +1,14 @@
-//! Connection, with the numbers of its TCP headers.
+//! State of a connection: the sequence and acknowledgement numbers of its TCP headers.
 //!
 //! ```text
 //!   sent by us     acked ......... next ..(window)..▶
 //!   sent by peer   ............... heard              what we acknowledge
 //! ```
 //!
-//! Lost bytes are never sent again: their numbers stay a hole, and the highest number received is
-//! acknowledged. After the handshake, only segments with an authentic datagram change the numbers,
-//! so forged segments cannot cause strict connection tracking to refuse our segments.
+//! Lost bytes are never retransmitted. The receiver acknowledges the highest number received,
+//! whether or not bytes below it are missing. After the handshake, only segments with an authentic
+//! datagram change the numbers, so forged segments cannot cause strict connection tracking to
+//! refuse our segments.
 
 use std::net::SocketAddr;
 
@@ -16,15 +17,16 @@ use crate::repair::Outbox;
 use crate::time::{Duration, Instant};
 use crate::upgrade::ConnectionRecord;
 
-/// Maximum distance from the acknowledged number if windows are scaled: half of the window that
-/// segments advertise, so that late segments stay within the window.
+/// Maximum distance from the acknowledged number to the next one if windows are scaled: half of the
+/// window that segments advertise, so that late segments stay within the window.
 const WIDE: u32 = 1 << 29;
-/// Maximum distance before a scaled window was seen, or if the path removes the window scale.
+/// The same distance before a scaled window was seen, or if the path removes the window scale
+/// option.
 const NARROW: u32 = 60_000;
-/// Time until the first repetition of a SYN. The second one follows after twice this time, and the
-/// connection is given up after three times this time.
+/// Time until the first retransmission of a SYN. The second retransmission follows after twice this
+/// time; the connection is given up after another three times this time.
 const SYN_RETRY: Duration = Duration::from_millis(250);
-/// Number of SYNs of one connection.
+/// Number of SYNs sent for one connection.
 const MAX_SYNS: u32 = 3;
 
 /// Connection that this gateway has opened or accepted.
@@ -35,20 +37,20 @@ pub(super) struct Connection {
     state: State,
     /// Sequence number of the next byte.
     next: u32,
-    /// Number after that of the last byte ever sent.
+    /// Sequence number after the highest one sent so far.
     top: u32,
     acked: u32,
     heard: u32,
     scaled: bool,
     /// Maximum distance from `acked` to `next`.
     reach: u32,
-    /// Time of the last authentic datagram, or of the opening.
+    /// Time of the last authentic datagram, or of the connection's opening.
     pub(super) heard_at: Instant,
 }
 
 #[derive(Debug)]
 enum State {
-    /// SYNs are sent.
+    /// SYNs are sent until one is answered.
     Opening {
         /// Datagram to be sent once the connection is open.
         first: Vec<u8>,
@@ -82,7 +84,7 @@ impl Connection {
         }
     }
 
-    /// Creates the connection of a segment whose datagram is authentic.
+    /// Creates a connection from a segment with an authentic datagram.
     pub(super) fn accept(now: Instant, segment: &Segment, scaled: bool) -> Connection {
         Connection {
             local: segment.destination,
@@ -98,7 +100,7 @@ impl Connection {
         }
     }
 
-    /// State for another process; `None` while the connection is being opened.
+    /// State for the handover to a new process; `None` while the connection is being opened.
     pub(super) fn record(&self) -> Option<ConnectionRecord> {
         self.is_open().then(|| ConnectionRecord {
             local: self.local,
@@ -110,7 +112,7 @@ impl Connection {
         })
     }
 
-    /// Continues the connection of another process.
+    /// Restores a connection of the previous process.
     pub(super) fn restored(record: &ConnectionRecord) -> Connection {
         let [next, top, acked, heard] = record.numbers;
         Connection {
@@ -131,8 +133,8 @@ impl Connection {
         matches!(self.state, State::Open)
     }
 
-    /// Handles the answer to a SYN, and sends the first datagram. Returns whether it was the
-    /// expected answer.
+    /// Handles a SYN-ACK. If it answers this connection's SYN, opens the connection, sends the
+    /// first datagram, and returns true.
     pub(super) fn handle_syn_ack(
         &mut self,
         now: Instant,
@@ -154,7 +156,7 @@ impl Connection {
     }
 
     /// Returns whether the numbers of an authentic segment continue this connection. If not, the
-    /// peer has opened another one between the same ports.
+    /// peer has opened another connection between the same ports.
     pub(super) fn continues(&self, segment: &Segment) -> bool {
         let end = segment.seq.wrapping_add(segment.length);
         let is_near = end.wrapping_sub(self.heard) <= WIDE || self.heard.wrapping_sub(end) <= WIDE;
@@ -168,7 +170,7 @@ impl Connection {
         segment.ack.wrapping_sub(self.acked) <= self.top.wrapping_sub(self.acked)
     }
 
-    /// Handles the numbers of a segment whose datagram is authentic.
+    /// Updates the numbers from a segment with an authentic datagram.
     pub(super) fn handle_data(&mut self, now: Instant, segment: &Segment) {
         self.heard_at = now;
         let end = segment.seq.wrapping_add(segment.length);
@@ -187,16 +189,16 @@ impl Connection {
         }
     }
 
-    /// Sends a datagram, or keeps it as the first one if the connection is not open yet. Returns
-    /// whether it was sent.
+    /// Sends a datagram. If the connection is not open yet, keeps the datagram to be sent first, in
+    /// place of an earlier one. Returns whether the datagram was sent.
     pub(super) fn send(&mut self, datagram: &[u8], mss: u16, out: &mut Outbox) -> bool {
         if let State::Opening { first, .. } = &mut self.state {
             datagram.clone_into(first);
             return false;
         }
         let most = self.next.wrapping_sub(self.acked).saturating_add(datagram.len() as u32 + 2);
-        // A firewall would drop bytes beyond the window, so the numbers after `acked` are used
-        // again, as in a retransmission.
+        // A firewall would drop bytes beyond the window. So the numbers after `acked` are reused,
+        // as in a retransmission.
         if most > self.reach {
             self.next = self.acked;
         }
@@ -212,7 +214,8 @@ impl Connection {
         true
     }
 
-    /// Time of the next SYN, or of giving up after the last one; `None` if the connection is open.
+    /// Time at which the next SYN is due, or at which the connection is given up; `None` if the
+    /// connection is open.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
             State::Opening { retry_at, .. } => Some(retry_at),
@@ -220,7 +223,8 @@ impl Connection {
         }
     }
 
-    /// Sends a SYN if one is due. Returns false if none of the SYNs was answered.
+    /// Sends a SYN if one is due. Returns false if the connection is given up because no SYN was
+    /// answered.
     pub(super) fn handle_timeout(&mut self, now: Instant, mss: u16, out: &mut Outbox) -> bool {
         let segment = Segment { seq: self.next.wrapping_sub(1), ack: 0, ..self.segment(Kind::Syn) };
         let State::Opening { syns, retry_at, .. } = &mut self.state else { return true };
@@ -249,7 +253,7 @@ impl Connection {
     }
 }
 
-/// Returns whether `a` is the later of two numbers, in serial number arithmetic.
+/// Returns whether sequence number `a` is after `b`, in serial number arithmetic.
 fn is_after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }

@@ -4,23 +4,24 @@
 //!   gateway behind NAT               conntrack          gateway with `listen`
 //!   send ── SYN ──────────────────▶ [         ] ──────▶ no state: the number of the SYN-ACK is
 //!        ◀──────────────── SYN-ACK  [ valid   ] ◀────── a keyed hash
-//!        ── data: datagram ───────▶ [ numbers ] ──────▶ authentic? then it is a connection
+//!        ── data: datagram ───────▶ [ numbers ] ──────▶ authentic: creates a connection
 //!        ◀─────────────── datagram  [         ] ◀────── send
 //! ```
 //!
-//! Each segment carries one datagram behind its length. Segments have the sequence and
+//! Each segment carries one datagram, preceded by its length. Segments have the sequence and
 //! acknowledgement numbers of a TCP connection with a real handshake and large windows, as
-//! firewalls expect. There is no retransmission, no order and no congestion control: the datagrams
-//! need none of them, as over UDP.
+//! firewalls expect. There is no retransmission, no ordering and no congestion control: the
+//! datagrams need none of these, just as over UDP.
 //!
-//! After the handshake, only segments with authentic datagrams have an effect. On the accepting
-//! side a connection exists only once the gateways' session has found a datagram on it authentic.
-//! Resets and FINs are counted and ignored. The session outlives every connection: if nothing is
-//! heard on one, the next datagram opens another from a new port, and the old one is used until the
-//! SYN is answered. SYNs are answered without state, at a limited rate.
+//! After the handshake, only segments with authentic datagrams have an effect. The accepting side
+//! creates a connection only once the gateways' session has authenticated a datagram from it.
+//! Resets and FINs are counted and ignored. The session outlives its connections: if a connection
+//! that this gateway has opened falls silent, the next datagram opens a replacement from another
+//! port. The old connection is used until the replacement's SYN is answered. SYNs are answered
+//! without state, at a limited rate.
 //!
-//! [`FakeTcp`] has all connections of a gateway. `segment` has the format of segments, `connection`
-//! the sequence numbers of a connection.
+//! [`FakeTcp`] has all connections of a gateway. `segment` defines the format of segments;
+//! `connection` tracks the sequence numbers of a connection.
 
 mod connection;
 mod segment;
@@ -44,38 +45,40 @@ use crate::upgrade::ConnectionRecord;
 pub use segment::{Kind, MORE_THAN_UDP, Segment, parse};
 pub use stats::FakeTcpStats;
 
-/// Maximum number of connections; beyond it, the one that has been silent for the longest time
-/// is forgotten.
+/// Maximum number of connections. At the limit, a new connection replaces the one that has been
+/// silent for the longest time.
 const MAX_CONNECTIONS: usize = 1 << 13;
-/// Maximum number of connections from one address; beyond it, those of this address are
-/// forgotten. Several gateways may share an address by NAT.
+/// Maximum number of connections from one address. At the limit, a new connection replaces the one
+/// from this address that has been silent for the longest time. Several gateways may share an
+/// address behind NAT.
 const MAX_PER_HOST: usize = 512;
 /// Maximum number of SYNs answered in a second.
 const MAX_SYNS: u32 = 2_000;
 /// Time without an authentic datagram after which a connection that this gateway has opened is
-/// stale: the next datagram opens a new one, because the state of a firewall or of NAT may be gone.
-/// Gateways report once a second, and a report may be lost.
+/// stale. The next datagram then opens a new connection, because a firewall or NAT may have lost
+/// its state. Gateways report once a second, and a report may be lost.
 const STALE_AFTER: Duration = Duration::from_millis(1_500);
-/// Time after an authentic datagram for which SYNs of the same ports are not answered.
+/// Time after a connection's last authentic datagram for which SYNs from the same address and port
+/// are not answered.
 const LIVE_FOR: Duration = Duration::from_secs(10);
 /// Time without an authentic datagram after which a connection is forgotten.
 const IDLE_AFTER: Duration = Duration::from_secs(300);
 /// Interval of the search for idle connections.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
-/// Addresses of a gateway for fake TCP.
+/// Addresses and ports that a gateway uses for fake TCP.
 #[derive(Clone, Debug)]
 pub struct Ports {
     /// Address at which connections are accepted; may be unspecified.
     pub listen: SocketAddr,
-    /// Local ports of the connections that this gateway opens, used in turn; not empty.
+    /// Local ports of the connections that this gateway opens, used in rotation; not empty.
     pub sources: Vec<u16>,
     /// MTU of the path, in bytes.
     pub mtu: usize,
 }
 
 impl Ports {
-    /// Returns whether `address` is one of these addresses.
+    /// Returns whether `address` has one of these ports and the IP address of `listen`.
     fn contains(&self, address: SocketAddr) -> bool {
         let ours = self.listen.ip();
         let is_port = address.port() == self.listen.port();
@@ -83,7 +86,7 @@ impl Ports {
             && (ours.is_unspecified() || ours == address.ip())
     }
 
-    /// MSS option towards `to`.
+    /// MSS to advertise to `to`.
     fn mss(&self, to: IpAddr) -> u16 {
         let headers = if to.is_ipv4() { 40 } else { 60 };
         u16::try_from(self.mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
@@ -102,17 +105,18 @@ pub struct FakeTcp {
     opening: HashMap<SocketAddr, Connection>,
     /// Index of the next source port.
     source: usize,
-    /// SYNs that may still be answered in the present second, and its start.
+    /// Number of SYNs that may still be answered in the current second, and the start of this
+    /// second.
     allowance: (u32, Instant),
     sweep_at: Instant,
-    /// The earliest deadline, of the sweep or of a connection that is being opened.
+    /// Earliest deadline of the sweep and of the connections that are being opened.
     due: Instant,
     transmits: Outbox,
     stats: FakeTcpStats,
 }
 
 impl FakeTcp {
-    /// Creates a machine without connections.
+    /// Creates the state machine, without connections.
     pub fn new(ports: Ports, entropy: Entropy, now: Instant) -> FakeTcp {
         let word = || u64::from_be_bytes(random(&entropy));
         let isn_key = Key([word(), word(), word(), word()]);
@@ -131,17 +135,18 @@ impl FakeTcp {
         }
     }
 
-    /// Key of the hash that gives the sequence numbers of SYN-ACKs, for another process.
+    /// Key of the hash that gives the sequence numbers of SYN-ACKs, for the handover to a new
+    /// process.
     pub fn isn_key(&self) -> [u64; 4] {
         self.isn_key.0
     }
 
-    /// Open connections, for another process.
+    /// Open connections, for the handover to a new process.
     pub fn records(&self) -> impl Iterator<Item = ConnectionRecord> {
         self.connections.values().filter_map(Connection::record)
     }
 
-    /// Continues with the connections of another process, which had this key.
+    /// Takes over the key and the open connections of the previous process.
     pub fn resume(&mut self, isn_key: [u64; 4], records: &[ConnectionRecord]) {
         self.isn_key = Key(isn_key);
         let open = |record: &ConnectionRecord| (record.remote, Connection::restored(record));
@@ -150,9 +155,9 @@ impl FakeTcp {
         self.transmits.clear();
     }
 
-    /// Handles a captured packet. Returns false if it is not fake TCP to this gateway. Passes each
-    /// datagram, with the address of the sender, to `deliver`, which returns whether the datagram
-    /// is authentic. The datagrams' bytes may be overwritten.
+    /// Handles a captured packet. Returns false if the packet is not fake TCP to this gateway.
+    /// Passes each datagram, with the address of the sender, to `deliver`, which returns whether
+    /// the datagram is authentic. The datagrams' bytes may be overwritten.
     pub fn handle_packet(
         &mut self,
         now: Instant,
@@ -177,8 +182,8 @@ impl FakeTcp {
         parse(packet).is_some_and(|(segment, _)| self.ports.contains(segment.source))
     }
 
-    /// Returns whether the next datagram to `to` has to open a connection in place of one that this
-    /// gateway has opened, and on which it hears nothing.
+    /// Returns whether the connection to `to` was opened by this gateway and has been silent for
+    /// [`STALE_AFTER`], so that the next datagram must open a replacement.
     pub fn is_stale(&self, now: Instant, to: SocketAddr) -> bool {
         let accepts = self.ports.listen.port();
         !self.opening.contains_key(&to)
@@ -190,9 +195,9 @@ impl FakeTcp {
     /// Sends a datagram over the connection to `to`. Without a connection the datagram is dropped.
     ///
     /// With `source`, this host's address towards `to`, a connection is opened if there is none, or
-    /// if the present one [is stale](FakeTcp::is_stale). A stale connection is used until the new
-    /// one is open. The datagram is sent again once the new one is open, unless a later one with
-    /// `source` replaces it.
+    /// if the current one [is stale](FakeTcp::is_stale). A stale connection is used until the new
+    /// connection is open. The datagram is sent again once the new connection is open, unless a
+    /// later datagram sent with `source` has replaced it.
     pub fn send(&mut self, now: Instant, to: SocketAddr, source: Option<IpAddr>, datagram: &[u8]) {
         let mss = self.ports.mss(to.ip());
         let is_stale = self.is_stale(now, to);
@@ -209,8 +214,8 @@ impl FakeTcp {
         }
     }
 
-    /// Opens a connection from another port than `old_port`, unless one is being opened already.
-    /// `first` is its first datagram.
+    /// Opens a connection from a port other than `old_port`, with `first` as its first datagram. If
+    /// a connection to `to` is already being opened, `first` replaces its first datagram.
     fn open(
         &mut self,
         now: Instant,
@@ -237,18 +242,18 @@ impl FakeTcp {
         self.stats.opened += 1;
     }
 
-    /// Packets to send, from their IP headers on. Clear them with [`FakeTcp::clear_transmits`] once
-    /// they are sent.
+    /// Packets to send, including their IP headers. The caller clears them with
+    /// [`FakeTcp::clear_transmits`] once they are sent.
     pub fn transmits(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.transmits.iter()
     }
 
-    /// Drops the packets to send.
+    /// Clears the packets to send.
     pub fn clear_transmits(&mut self) {
         self.transmits.clear();
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub fn poll_timeout(&self) -> Option<Instant> {
         Some(self.due)
     }
@@ -271,15 +276,15 @@ impl FakeTcp {
         FakeTcpStats { connections: self.connections.len() as u64, ..self.stats }
     }
 
-    /// Answers a SYN. Equal SYNs get equal answers, so that firewalls see one connection.
+    /// Answers a SYN. Retransmitted SYNs get equal answers, so that firewalls see one connection.
     fn answer(&mut self, now: Instant, syn: &Segment) {
         self.stats.syns += 1;
         let (left, since) = &mut self.allowance;
         if now.since(*since) >= Duration::from_secs(1) {
             (*left, *since) = (MAX_SYNS, now);
         }
-        // From an answer on a live connection, a firewall would conclude that it has missed the
-        // opening of a new one.
+        // If a SYN on a live connection were answered, a firewall would conclude that it had missed
+        // the opening of a new connection.
         let known = self.connections.get(&syn.source);
         let is_live = known.is_some_and(|of| now.since(of.heard_at) < LIVE_FOR);
         if *left == 0 || is_live || syn.destination.port() != self.ports.listen.port() {
@@ -299,8 +304,8 @@ impl FakeTcp {
         self.transmits.push_with(|out| emit(&answer, mss, None, out));
     }
 
-    /// Sequence number of the answer to a SYN: a keyed hash, whose lowest bit says whether windows
-    /// are scaled.
+    /// Sequence number of the answer to a SYN: a keyed hash, whose lowest bit is set if windows are
+    /// scaled.
     fn isn(&self, syn: &Segment) -> u32 {
         let mut hasher = HighwayHasher::new(self.isn_key);
         for at in [syn.source, syn.destination] {
@@ -344,8 +349,9 @@ impl FakeTcp {
         }
     }
 
-    /// Updates a connection by the numbers of an authentic segment. A segment to the listening
-    /// address creates the connection if there is none, or if it does not continue the present one.
+    /// Updates the connection of a segment with an authentic datagram. If there is no such
+    /// connection, or the segment's numbers do not continue it, a segment to the listening port
+    /// creates a new connection.
     fn follow(&mut self, now: Instant, segment: &Segment) {
         let known = self.connections.get_mut(&segment.source);
         if let Some(connection) =

@@ -5,8 +5,8 @@
 //!   data           [ IPv4 20 | IPv6 40 ][ TCP 20 ][ length 2 ][ datagram ]
 //! ```
 //!
-//! A device that coalesces segments (GRO, LRO) leaves several datagrams in one payload, each behind
-//! its length. All numbers are big-endian.
+//! Numbers in the drawing are lengths in bytes. A device that coalesces segments (GRO, LRO) leaves
+//! several datagrams in one payload, each preceded by its length. All fields are big-endian.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -19,11 +19,11 @@ use crate::wire::transport::TCP;
 
 /// Length of the TCP header without options, in bytes.
 const HEAD: usize = 20;
-/// Length of the options of a SYN.
+/// Length of the options of a SYN, in bytes.
 const SYN_OPTIONS: usize = 8;
-/// Length of the prefix of each datagram.
+/// Length of the length field before each datagram, in bytes.
 const PREFIX: usize = 2;
-/// Bytes by which a segment with one datagram exceeds a UDP datagram of the same content.
+/// Number of bytes by which a segment with one datagram is longer than the same datagram over UDP.
 pub const MORE_THAN_UDP: usize = HEAD + PREFIX - 8;
 
 const FIN: u8 = 0x01;
@@ -41,7 +41,7 @@ pub enum Kind {
     Syn,
     /// Answer to a SYN.
     SynAck,
-    /// Segment with an acknowledgement, and usually with datagrams.
+    /// Segment with an acknowledgement number, usually with datagrams.
     Data,
     /// Reset or FIN, neither of which is ever sent.
     End,
@@ -62,7 +62,7 @@ impl Kind {
         match self {
             Kind::Syn => SYN,
             Kind::SynAck => SYN | ACK,
-            // With PSH, segments are not coalesced by Linux.
+            // Linux does not coalesce segments that have PSH set.
             Kind::Data => ACK | PSH,
             Kind::End => RST | ACK,
         }
@@ -86,15 +86,16 @@ pub struct Segment {
     pub seq: u32,
     /// Acknowledgement number; 0 in a SYN.
     pub ack: u32,
-    /// True if windows are scaled: stated by the option of a SYN, assumed for other segments.
+    /// True if windows are scaled: in a SYN or SYN-ACK, if it has the option; in other segments,
+    /// always.
     pub scaled: bool,
-    /// Bytes after the TCP header.
+    /// Number of bytes after the TCP header.
     pub length: u32,
 }
 
-/// Appends a segment to `packets`, with `datagram` if there is one, and returns the number of bytes
-/// after its TCP header; [`Segment::length`] is ignored. Returns `None`, and appends nothing, if
-/// the datagram is too long for an IP packet.
+/// Appends the packet of a segment to `packets`, with `datagram` if there is one, and returns the
+/// number of bytes after its TCP header. [`Segment::length`] is ignored. If the datagram is too
+/// long for an IP packet, returns `None` and appends nothing.
 pub(super) fn emit(
     segment: &Segment,
     mss: u16,
@@ -131,11 +132,12 @@ pub(super) fn emit(
     Some(length as u32)
 }
 
-/// Parses the segment in an IP packet, and returns it with the range of its payload. `None` if the
-/// packet is no whole TCP segment, or has flags or addresses that no gateway sends.
+/// Parses the segment in an IP packet. Returns the segment and the range of its payload in the
+/// packet; `None` if the packet is not a complete TCP segment, or has flags or addresses that no
+/// gateway sends.
 ///
-/// The checksum is not verified: captured packets may have none, and every datagram has its own
-/// authentication.
+/// The checksum is not verified: it may be missing in captured packets, and every datagram is
+/// authenticated by itself.
 pub fn parse(packet: &[u8]) -> Option<(Segment, Range<usize>)> {
     let header = Header::parse(packet).ok()?;
     let is_fragment = header.source.is_ipv4() && (packet[6] & 0x3f, packet[7]) != (0, 0);
@@ -151,7 +153,7 @@ pub fn parse(packet: &[u8]) -> Option<(Segment, Range<usize>)> {
     let source = SocketAddr::new(header.source, port(0));
     let destination = SocketAddr::new(header.destination, port(2));
     let kind = Kind::of(head[13])?;
-    if port(0) == 0 || !is_one_host(header.source) || !is_one_host(header.destination) {
+    if port(0) == 0 || !is_unicast(header.source) || !is_unicast(header.destination) {
         return None;
     }
     let has_scale = || option::each(options).any(|option| option[0] == WINDOW_SCALE);
@@ -167,8 +169,8 @@ pub fn parse(packet: &[u8]) -> Option<(Segment, Range<usize>)> {
     Some((segment, header.header_len + data..header.total_len))
 }
 
-/// Takes the next datagram from the front of a payload; `None` at its end, or if the payload is
-/// malformed: then `payload` is not empty.
+/// Takes the next datagram from the front of a payload. Returns `None` at the end of the payload,
+/// or if the payload is malformed; in the latter case `payload` is not empty.
 pub(super) fn next_datagram<'a>(payload: &mut &'a mut [u8]) -> Option<&'a mut [u8]> {
     let length = usize::from(u16::from_be_bytes(*payload.first_chunk::<PREFIX>()?));
     if length == 0 || payload.len() < PREFIX + length {
@@ -179,9 +181,9 @@ pub(super) fn next_datagram<'a>(payload: &mut &'a mut [u8]) -> Option<&'a mut [u
     Some(&mut datagram[PREFIX..])
 }
 
-/// Returns whether an address belongs to a single host. A tap also sees packets whose source the
-/// kernel's TCP would reject.
-fn is_one_host(ip: IpAddr) -> bool {
+/// Returns whether an address is a unicast address. A tap also captures packets with source
+/// addresses that the kernel's TCP would reject.
+fn is_unicast(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
     !(ip.is_multicast() || ip.is_unspecified() || broadcast)
 }
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_the_page() {
+    fn emitted_bytes_match_the_documented_format() {
         let mut packet = Vec::new();
         emit(&segment(false, Kind::Syn), 1_460, None, &mut packet).unwrap();
         let syn = [
@@ -219,7 +221,7 @@ mod tests {
             0, // TCP
             2, 4, 5, 0xb4, 1, 3, 3, 14,
         ];
-        // The TCP checksum is compared by the receiver's rule.
+        // The TCP checksum is verified as a receiver does: the sum over the segment is 0.
         let sum = |packet: &[u8], at: usize| {
             let (segment, _) = parse(packet).unwrap();
             let (from, to) = (segment.source.ip(), segment.destination.ip());
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_datagrams_are_separated_and_a_wrong_length_ends_the_payload() {
+    fn coalesced_datagrams_are_separated_and_a_wrong_length_ends_the_payload() {
         let mut joined = [&[0, 3][..], b"one", &[0, 1], b"2", &[0, 9], b"short"].concat();
         let mut payload = &mut joined[..];
         let mut found = Vec::new();
@@ -257,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_segment_is_read_as_it_was_written(
+        fn segments_round_trip(
             v6: bool, kind in 0..3usize, seq: u32, ack: u32, scaled: bool,
             datagram in prop::collection::vec(any::<u8>(), 1..1_400),
         ) {

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 /// Counters of fake TCP, since the gateway started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FakeTcpStats {
-    /// Present connections.
+    /// Currently open connections.
     pub connections: u64,
-    /// Connections that this gateway has opened.
+    /// Connections that this gateway has started to open, answered or not.
     pub opened: u64,
     /// Connections that this gateway has accepted, each at its first authentic datagram.
     pub accepted: u64,
@@ -19,11 +19,12 @@ pub struct FakeTcpStats {
     pub received: u64,
     /// SYNs received.
     pub syns: u64,
-    /// SYNs that were not answered: they exceed the limit per second, belong to a live connection,
-    /// or are for a port that accepts no connections.
+    /// SYNs that were not answered because they exceed the limit per second, belong to a live
+    /// connection, or are for a port that does not accept connections.
     pub syns_refused: u64,
-    /// Resets and FINs, which are ignored.
+    /// Resets and FINs received, which are ignored.
     pub resets: u64,
-    /// Malformed segments, and SYN-ACKs that answer no pending SYN, repeated ones included.
+    /// Malformed segments, and SYN-ACKs that do not answer a pending SYN, including repeated
+    /// SYN-ACKs.
     pub refused: u64,
 }

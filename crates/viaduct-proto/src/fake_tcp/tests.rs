@@ -1,5 +1,5 @@
-//! Two gateways, a path between them that loses, repeats and delays segments, a strict firewall on
-//! this path, and a virtual clock.
+//! Two gateways, a path between them that drops, duplicates and delays segments, a strict firewall
+//! on this path, and a virtual clock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,8 @@ const AUTHENTIC: u8 = 0xa5;
 struct World {
     now: Instant,
     ends: [FakeTcp; 2],
-    /// Firewall's state of each connection and number of its SYN, by the opener's address.
+    /// Sequence number of each connection's SYN, and the firewall's state of the connection, by the
+    /// opener's address.
     tracks: HashMap<SocketAddr, (u32, Conntrack)>,
     /// Packets on their way to each end, each with its time of arrival.
     flights: [Vec<(Instant, Vec<u8>)>; 2],
@@ -63,14 +64,15 @@ impl World {
         }
     }
 
-    /// Sends an authentic datagram of `bytes` bytes; `opens` lets it open a connection.
+    /// Sends an authentic datagram of `bytes` bytes. With `opens`, the datagram may open a
+    /// connection.
     fn send(&mut self, end: usize, to: SocketAddr, opens: bool, bytes: usize) {
         let source = opens.then(|| ip(to.is_ipv6(), end));
         self.ends[end].send(self.now, to, source, &vec![AUTHENTIC; bytes]);
         self.depart(end);
     }
 
-    /// Lets the packets that an end has made leave, past the firewall.
+    /// Sends the packets that an end has queued, through the firewall.
     fn depart(&mut self, end: usize) {
         let packets: Vec<Vec<u8>> = self.ends[end].transmits().map(<[u8]>::to_vec).collect();
         self.ends[end].clear_transmits();
@@ -102,7 +104,7 @@ impl World {
             Kind::Syn => tcp::Kind::Syn,
             Kind::SynAck => tcp::Kind::SynAck,
             Kind::Data => tcp::Kind::Data,
-            Kind::End => panic!("an end was sent"),
+            Kind::End => panic!("a reset or FIN was sent"),
         };
         let Segment { seq, ack, length, .. } = segment;
         let is_other = |(isn, _): &(u32, Conntrack)| kind == tcp::Kind::Syn && *isn != seq;
@@ -164,12 +166,12 @@ fn a_connection_is_opened_and_carries_datagrams_both_ways() {
         world.run(SECOND / 10);
         assert_eq!(world.arrived[0], [(listen(v6, 1), vec![AUTHENTIC; 900])]);
         world.send(1, listen(v6, 0), false, 900);
-        assert_eq!(world.ends[1].stats().unsent, 1, "only a handshake opens a connection");
+        assert_eq!(world.ends[1].stats().unsent, 1, "no source, no connection");
     }
 }
 
 #[test]
-fn only_an_authentic_datagram_makes_a_connection() {
+fn only_an_authentic_datagram_creates_a_connection() {
     let mut world = World::new(2, false, 0.0);
     world.ends[0].send(world.now, listen(false, 1), Some(ip(false, 0)), b"forged");
     world.depart(0);
@@ -179,7 +181,7 @@ fn only_an_authentic_datagram_makes_a_connection() {
 }
 
 #[test]
-fn one_host_does_not_push_out_the_connections_of_others() {
+fn one_host_does_not_evict_the_connections_of_others() {
     let mut world = World::new(2, false, 0.0);
     world.send(0, listen(false, 1), true, 100);
     world.run(SECOND);
@@ -224,18 +226,18 @@ fn the_next_datagram_replaces_a_stale_connection() {
     let before = world.opener();
     world.send(1, before, false, 100);
     world.run(SECOND);
-    assert!(!world.ends[0].is_stale(world.now, to), "a datagram has come a second ago");
+    assert!(!world.ends[0].is_stale(world.now, to), "a datagram arrived a second ago");
     world.run(SECOND);
     let stale = [(0, to), (1, before)].map(|(end, to)| world.ends[end].is_stale(world.now, to));
     assert_eq!(stale, [true, false], "only its opener can replace it");
     world.send(0, to, true, 100);
-    assert!(!world.ends[0].is_stale(world.now, to), "another one is being opened");
+    assert!(!world.ends[0].is_stale(world.now, to), "a replacement is being opened");
     world.run(SECOND);
     assert_ne!(world.opener(), before);
 }
 
 #[test]
-fn a_stale_connection_is_used_until_another_one_is_open() {
+fn a_stale_connection_is_used_until_its_replacement_is_open() {
     let mut world = World::new(3, false, 0.0);
     let to = listen(false, 1);
     world.send(0, to, true, 100);
@@ -249,7 +251,7 @@ fn a_stale_connection_is_used_until_another_one_is_open() {
     assert!(
         world.arrived[1].len() > 20 && world.arrived[1].iter().all(|(from, _)| *from == before)
     );
-    assert!(world.ends[0].stats().opened > 2, "SYNs are sent meanwhile");
+    assert!(world.ends[0].stats().opened > 2, "SYNs were sent in the meantime");
     world.send(1, before, false, 100);
     world.run(SECOND / 10);
     assert!(!world.ends[0].is_stale(world.now, to));
@@ -257,7 +259,7 @@ fn a_stale_connection_is_used_until_another_one_is_open() {
 }
 
 #[test]
-fn an_accepting_gateway_that_restarts_goes_on() {
+fn an_accepting_gateway_continues_connections_after_a_restart() {
     let mut world = World::new(4, false, 0.0);
     world.send(0, listen(false, 1), true, 100);
     world.run(SECOND);
@@ -302,11 +304,11 @@ fn syns_keep_no_state_and_are_answered_at_a_limited_rate() {
     let stats = world.ends[1].stats();
     assert_eq!((stats.connections, stats.syns, answers.len()), (0, 20_000, 2_000));
     let numbers: std::collections::HashSet<_> = answers.iter().collect();
-    assert!(numbers.len() >= 999, "the two answers to a SYN are equal, others differ");
+    assert!(numbers.len() >= 999, "answers to different SYNs must differ");
     assert!(answers.chunks(2).all(|pair| pair[0] == pair[1]));
 }
 
-/// Segment that an attacker might send to `end` in the name of the other end.
+/// Segment that an attacker might send to `end`, with the other end's source address.
 fn forged(rng: &mut Rng, world: &World, end: usize) -> Vec<u8> {
     let opener = world.opener();
     let (source, destination) =
@@ -323,14 +325,14 @@ fn forged(rng: &mut Rng, world: &World, end: usize) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// The firewall, which [`World::track`] asks, accepts every packet, and forged segments change
-    /// nothing.
+    /// The firewall in [`World::track`] accepts every packet, and forged segments have no effect.
     #[test]
     fn strict_firewalls_accept_all_segments(seed: u64, loss in 0.0..0.4f64, hostile: bool) {
         let mut world = World::new(seed, false, loss);
         let mut rng = Rng::from_seed(seed ^ 1);
         for step in 0..400 {
-            // A handshake about once a second opens, and opens again.
+            // About once a second a datagram may open or replace the connection, as a handshake
+            // does.
             let handshake = step % 20 == 0;
             world.send(0, listen(false, 1), handshake, 100 + step);
             if !world.arrived[1].is_empty() {
@@ -343,7 +345,7 @@ proptest! {
                     world.arrive(end, &mut packet);
                     world.arrived[end].truncate(length);
                     let answered = world.ends[end].transmits().len() > 0;
-                    prop_assert!(!answered, "a forged segment is answered");
+                    prop_assert!(!answered, "a forged segment was answered");
                 }
             }
             world.run(Duration::from_millis(50));

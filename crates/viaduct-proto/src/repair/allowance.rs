@@ -23,13 +23,13 @@ impl Allowance {
         Allowance { rate, tokens: 0.0, filled: now }
     }
 
-    /// Takes tokens for `bytes` bytes of copies; returns whether they may be sent now.
+    /// Takes tokens for `bytes` bytes of copies; returns whether the copies may be sent now.
     pub(super) fn take(&mut self, now: Instant, bytes: usize) -> bool {
         self.take_above(now, bytes, 0.0)
     }
 
-    /// Takes tokens for `bytes` bytes of other repairs, which leave a reserve for copies; returns
-    /// whether they may be sent now.
+    /// Takes tokens for `bytes` bytes of other repairs, but leaves a reserve for copies; returns
+    /// whether the repairs may be sent now.
     pub(super) fn take_spare(&mut self, now: Instant, bytes: usize) -> bool {
         self.take_above(now, bytes, RESERVE)
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_leaves_than_the_rate_and_a_burst() {
+    fn output_is_limited_to_the_rate_and_a_burst() {
         let mut of = Allowance::new(Instant::ZERO, Some(125_000.0));
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         let second = (0..1_000).filter(|&n| of.take(at(n), 1_250)).count();

@@ -1,8 +1,9 @@
-//! Requested repairs that leave by another path than their packets.
+//! Requested repairs that leave over a path other than that of their packets.
 //!
-//! A path that dies loses all packets of a round trip or more. If they were all sent again at once,
-//! they would fill the queue of the other path, and delay its packets and the copies of
-//! latency-sensitive ones. They are therefore spread over time, at a share of the rate of packets:
+//! A path that dies loses all packets of a round trip or more. If repairs of all these packets left
+//! immediately, they would fill the queue of the other path, and delay its packets and the copies
+//! of latency-sensitive packets. The repairs are therefore spread over time, at a share of the
+//! packet rate:
 //!
 //! ```text
 //!   requested  ▇▇▇▇▇▇▇▇▇▇           ▇ repairs of 1,500 bytes, at the permitted rate
@@ -20,11 +21,11 @@ use crate::time::{Duration, Instant};
 const EVERY: Duration = Duration::from_millis(2);
 /// Age at which a request expires: the peer has forgotten the missing packets by then.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// Maximum number of waiting requests; the peer repeats further ones.
+/// Maximum number of waiting requests; the peer repeats requests beyond this limit.
 const MAX_WAITING: usize = 64;
 /// Minimum rate of repairs in bytes a second (2 Mb/s), whatever the traffic.
 const MIN_RATE: f64 = 250_000.0;
-/// Length, in bytes, that each repair is assumed to have.
+/// Assumed length of a repair, in bytes.
 const LENGTH: usize = 1_500;
 
 /// Requests that wait for their turn, oldest first.
@@ -36,13 +37,13 @@ pub(super) struct Answers {
     pub(super) due: Option<Instant>,
 }
 
-/// Rest of a request.
+/// Unanswered part of a request.
 #[derive(Debug)]
 struct Answer {
     since: Instant,
     first: Seq,
     last: Seq,
-    /// All of the packets are missing.
+    /// True if all packets of the range are missing.
     is_whole: bool,
     /// Number of repairs to send.
     left: usize,
@@ -59,8 +60,8 @@ impl Answers {
         self.allowance.rate = Some((repairs * LENGTH as f64).max(MIN_RATE));
     }
 
-    /// Adds `count` repairs for a request, unless it overlaps a waiting request or too many
-    /// requests wait. Returns whether they are added.
+    /// Queues `count` repairs for a request, unless it overlaps a waiting request or too many
+    /// requests wait. Returns whether the repairs are queued.
     pub(super) fn push(&mut self, now: Instant, need: Need, count: usize) -> bool {
         let (first, last, is_whole) = (need.first, need.last(), need.is_whole());
         let mut waiting = self.waiting.iter();
@@ -73,9 +74,9 @@ impl Answers {
         is_added
     }
 
-    /// Calls `send` with the first and the last packet of each repair that leaves now. If all of
-    /// the packets are missing, each is sent by itself: it then depends on no other repair, and no
-    /// packets have to be combined.
+    /// Calls `send` with the first and the last packet of each repair that leaves now. If all
+    /// packets of a range are missing, each packet is sent by itself: its recovery then depends on
+    /// no other repair, and no packets have to be combined.
     pub(super) fn leave(&mut self, now: Instant, mut send: impl FnMut(Seq, Seq)) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -116,11 +117,11 @@ mod tests {
     }
 
     #[test]
-    fn a_range_without_any_packet_is_sent_packet_by_packet_at_the_rate() {
+    fn a_range_of_missing_packets_is_sent_packet_by_packet_at_the_rate() {
         let mut answers = Answers::new(at(0));
         answers.set_rate(1_000.0);
         assert!(answers.push(at(1_000), need(100, 200, 220), 220));
-        assert!(!answers.push(at(1_001), need(150, 10, 11), 11), "they wait already");
+        assert!(!answers.push(at(1_001), need(150, 10, 11), 11), "these packets wait already");
         let mut sent = Vec::new();
         while let Some(due) = answers.due {
             let millis = due.since(at(0)).as_millis() as u64;
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_which_few_packets_are_missing_is_combined() {
+    fn repairs_of_a_range_with_few_missing_packets_are_combined() {
         let mut answers = Answers::new(at(0));
         answers.push(at(1_000), need(100, 11, 2), 2);
         assert_eq!(left(&mut answers, 1_000), [(100, 110), (100, 110)]);

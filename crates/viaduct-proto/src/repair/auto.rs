@@ -41,11 +41,11 @@ const FLUSHES: usize = 3;
 const LOSING: Duration = Duration::from_millis(500);
 /// Time since the last request after which names may be delayed for longer.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
-/// Maximum number of latency-sensitive packets in a range that are all repeated even if fewer
-/// packets are missing.
+/// Maximum number of latency-sensitive packets in a requested range for which all of them are
+/// repeated, even if fewer packets are missing.
 const MAX_REPEATED: usize = 16;
-/// Minimum relative difference for which the encoder's rate is changed; four times as much for its
-/// window.
+/// Minimum relative change of the rate for which the encoder is reconfigured; the window must
+/// change by four times as much.
 const WORTH: f64 = 0.05;
 
 /// Encoder of one peer, and the control of its rate.
@@ -57,21 +57,21 @@ pub(super) struct Auto {
     reordering_window: ReorderingWindow,
     pub(super) classifier: Classifier,
     pub(super) copies: Copies,
-    /// Packets that need the window's repairs, since the last repair or pause.
+    /// Number of packets that need the window's repairs, since the last repair or pause.
     bare: u16,
-    /// Traffic has paused, so that the next such packet is counted from 0.
+    /// True if traffic has paused: the next such packet restarts the count.
     has_paused: bool,
     /// Budget of repairs that the peer may request.
     budget: f64,
     allowance: Allowance,
-    /// Requested repairs that leave by another path.
+    /// Requested repairs that leave over another path.
     pub(super) answers: Answers,
-    /// Numbers of the latest latency-sensitive packets, in order.
+    /// Numbers of the latest latency-sensitive packets, in ascending order.
     urgent: VecDeque<Seq>,
     /// Time of the peer's last request for repairs.
     requested: Option<Instant>,
     limits: Limits,
-    /// Copies leave by another path than the packets.
+    /// True if copies leave over a path other than that of the packets.
     pub(super) has_other_path: bool,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Auto {
 pub(super) struct Leaving<'a> {
     pub(super) fields: MutableFields,
     pub(super) packet: &'a [u8],
-    /// Packet with its prefix; empty if it is in no repair.
+    /// Packet with its prefix; empty if no repair covers the packet.
     pub(super) symbol: &'a [u8],
     pub(super) repairs: Repairs,
     /// Maximum number of repairs that are sent for the packet.
@@ -87,8 +87,8 @@ pub(super) struct Leaving<'a> {
 }
 
 impl Auto {
-    /// Creates an encoder whose first packet has number `first`. It sends no repairs before the
-    /// peer's first report. Errors: none with the parameters chosen here.
+    /// Creates an encoder whose first packet has number `first`. The encoder sends no repairs
+    /// before the peer's first report. Errors: none with the parameters chosen here.
     pub(super) fn new(now: Instant, settings: &Settings, first: Seq) -> Result<Self, Error> {
         let limits = settings.limits;
         let mut encoder = window::Encoder::new(SILENT, first)?;
@@ -128,7 +128,7 @@ impl Auto {
         self.encoder.held()
     }
 
-    /// Gives back the memory of the oldest packets kept for requests.
+    /// Frees the memory of the oldest packets kept for requests.
     pub(super) fn shed(&mut self) {
         self.encoder.shed();
     }
@@ -162,17 +162,17 @@ impl Auto {
         self.controller.overhead > 0.0
     }
 
-    /// Returns whether no repairs are sent, and the peer has requested none of late. If the peer
-    /// has another path, this path is never quiet: its failure must be noticed early.
+    /// Returns whether no repairs are sent and the peer has not requested any recently. If the peer
+    /// has another path, this path is never quiet, because its failure must be noticed early.
     pub(super) fn is_quiet(&self, now: Instant) -> bool {
         !self.is_lossy()
             && !self.has_other_path
             && self.requested.is_none_or(|at| now.since(at) >= QUIET_AFTER)
     }
 
-    /// Returns whether copies take another path than the packets, whose own path loses packets at
-    /// present. When a path dies, its losses are a single burst, for which the controller does not
-    /// raise its rate.
+    /// Returns whether copies leave over another path, and the peer has recently requested packets
+    /// that were lost on this path. The losses of a dying path are a single burst, for which the
+    /// controller does not raise its rate.
     fn is_failing(&self, now: Instant) -> bool {
         self.has_other_path && self.requested.is_some_and(|at| now.since(at) < LOSING)
     }
@@ -188,8 +188,8 @@ impl Auto {
         Traffic { pace: self.pace.value(), wait: self.wait(now) }
     }
 
-    /// Evaluates the acknowledgement in a packet from the peer's site, and the duplicates that it
-    /// reports (DSACK).
+    /// Evaluates the acknowledgement in a packet from the peer's site, including the duplicates
+    /// that the acknowledgement reports (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
         let Some(acknowledged) = tcp_sack::acknowledged(packet) else { return };
@@ -205,8 +205,8 @@ impl Auto {
             Repairs::Copies | Repairs::Duplicate | Repairs::None => 0.0,
         };
         if most > 0.0 {
-            // Only packets that need the window's repairs count towards the packet rate; the other
-            // packets are covered along with them.
+            // Only packets that need the window's repairs count towards the packet rate; the same
+            // repairs also cover the other packets.
             if self.pace.count(now) && !self.encoder.is_paused() {
                 // A flow in slow start doubles its rate before the peer's next report.
                 self.set(now);
@@ -336,8 +336,8 @@ impl Auto {
         may
     }
 
-    /// Answers a request: latency-sensitive packets at once, and the others within the budget.
-    /// While a queue drops packets, fewer of the others are sent.
+    /// Answers a request: immediately for latency-sensitive packets, and within the budget for the
+    /// others. While a queue drops packets, fewer repairs of the others are sent.
     pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
         self.requested = Some(now);
         let repeated = self.answer_urgent(now, need, fire);
@@ -358,7 +358,7 @@ impl Auto {
     /// Repeats the latency-sensitive packets of a request, each by itself, at the rate of copies:
     /// decoding a combination would also require the repairs of the other missing packets. If the
     /// range has many latency-sensitive packets and few packets are missing, the request does not
-    /// tell which ones, and none is repeated. Returns the number of repairs.
+    /// say which packets are missing, so none is repeated. Returns the number of repairs sent.
     fn answer_urgent(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) -> usize {
         let Auto { encoder, allowance, copies, urgent, .. } = self;
         let [from, to] =
@@ -377,7 +377,8 @@ impl Auto {
                     fire(repair);
                 }
             });
-            // More would only cost time: a peer may request as much as it likes.
+            // Further repairs would be computed in vain, and the peer may request any number of
+            // them.
             if !has_room {
                 break;
             }

@@ -1,14 +1,14 @@
-//! Memory of all peers: it goes to the peers whose traffic needs it.
+//! Distribution of memory over all peers, according to their traffic.
 //!
-//! Each peer holds what its packets take, and no more. Once all peers together hold more than the
-//! limit, some of them give the memory of their oldest packets back: first those without traffic,
-//! then those that exceed their share the most. A peer with traffic therefore keeps what it holds
-//! up to its share, whatever the others do, and may hold all that they leave.
+//! Each peer holds only the memory that its packets need. Once all peers together hold more than
+//! the limit, some of them free the memory of their oldest packets: first the peers without
+//! traffic, then those that exceed their share the most. So a peer with traffic keeps its memory up
+//! to its share, whatever the others do, and may use all memory that the others leave.
 //!
 //! ```text
 //!   held   ████████████████████░░░░░░░░░░   limit
 //!           no traffic │ above its share │ within its share
-//!           ── give first ─────▶         │ keep
+//!           ── free first ─────▶         │ keep
 //! ```
 
 use std::collections::BTreeSet;
@@ -19,8 +19,9 @@ pub(super) struct Budget {
     limit: usize,
     total: usize,
     peers: Vec<Account>,
-    /// Peers that can give memory back: whether they are idle; how much they hold above their
-    /// share, or in all if they are idle; and their index. The last one gives first.
+    /// Peers that can free memory. A rank consists of: whether the peer is idle; the bytes that it
+    /// holds above its share, or in total if it is idle; and its index. The peer with the last rank
+    /// frees memory first.
     order: BTreeSet<Rank>,
 }
 
@@ -44,8 +45,8 @@ impl Budget {
         Budget { limit, peers, ..Budget::default() }
     }
 
-    /// Notes that a peer holds `held` bytes, of which it can give `sheddable` back. `is_idle`: it
-    /// has no traffic.
+    /// Records that a peer holds `held` bytes, of which it can free `sheddable`. `is_idle`: the
+    /// peer has no traffic.
     #[inline]
     pub(super) fn note(&mut self, peer: usize, held: usize, sheddable: usize, is_idle: bool) {
         let account = &mut self.peers[peer];
@@ -60,8 +61,8 @@ impl Budget {
         }
     }
 
-    /// Peer that must give memory back; `None` while all peers together are within the limit, or if
-    /// none has any to give.
+    /// Peer that must free memory; `None` while all peers together are within the limit, or if no
+    /// peer can free any.
     pub(super) fn debtor(&self) -> Option<usize> {
         if self.total <= self.limit {
             return None;
@@ -86,8 +87,8 @@ mod tests {
 
     use super::*;
 
-    /// Lets the peers of `wanted` bytes give memory back, one byte at a time; returns what they
-    /// hold in the end.
+    /// Lets peers that hold `wanted` bytes free memory, one byte at a time, until all are within
+    /// the limit; returns the bytes that each peer still holds.
     fn settled(shares: &[usize], wanted: &[(usize, bool)]) -> Vec<usize> {
         let mut budget = Budget::new(shares.iter().copied());
         let mut held: Vec<usize> = wanted.iter().map(|(held, _)| *held).collect();
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_busy_peer_gets_all_and_idle_ones_give_first() {
+    fn a_single_busy_peer_gets_all_memory_and_idle_peers_free_theirs_first() {
         assert_eq!(
             settled(&[10; 4], &[(99, false), (0, false), (5, true), (5, true)]),
             [40, 0, 0, 0]
@@ -117,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_busy_peer_keeps_its_share_and_none_gives_without_need(
+        fn a_busy_peer_keeps_its_share_and_no_peer_frees_without_need(
             peers in prop::collection::vec((1..50_usize, 0..200_usize, any::<bool>()), 1..20),
         ) {
             let shares: Vec<_> = peers.iter().map(|(share, ..)| *share).collect();
@@ -129,7 +130,7 @@ mod tests {
                 prop_assert!(held <= wanted);
                 prop_assert!(*is_idle || *held >= *wanted.min(share));
             }
-            // While an idle peer holds anything, no busy one has given.
+            // No busy peer has freed memory while an idle peer still holds some.
             if held.iter().zip(&wanted).any(|(held, (_, is_idle))| *is_idle && *held > 0) {
                 let mut busy = held.iter().zip(&wanted).filter(|(_, (_, is_idle))| !is_idle);
                 prop_assert!(busy.all(|(held, (wanted, _))| held == wanted));

@@ -4,7 +4,7 @@ use super::outbox::Outbox;
 use super::seal::SEAL_OVERHEAD;
 use super::session::Session;
 
-/// Path of messages to the peer.
+/// Session and outbox for messages to the peer.
 pub(super) struct Channel<'a> {
     pub(super) session: &'a mut Session,
     pub(super) outbox: &'a mut Outbox,
@@ -32,7 +32,7 @@ impl Bundle {
     }
 
     /// Adds a section of `len` bytes, which `write` appends; if it does not fit, the sections
-    /// before it are sent first. Returns the bytes sent.
+    /// before it are sent first. Returns the number of bytes sent.
     pub(super) fn add(
         &mut self,
         channel: &mut Channel<'_>,
@@ -45,7 +45,7 @@ impl Bundle {
         left
     }
 
-    /// Sends the sections; returns the bytes on the wire.
+    /// Sends the sections; returns the number of bytes on the wire.
     pub(super) fn send(&mut self, channel: &mut Channel<'_>) -> usize {
         if self.bytes.is_empty() {
             return 0;

@@ -10,9 +10,9 @@ use std::net::IpAddr;
 
 use crate::wire::ip::{Header, MutableFields, restore};
 
-/// Limit of packets that one query may request.
+/// Maximum number of packets that one query may request.
 const MAX_RESENT: usize = 64;
-/// TTL of a packet that is sent again.
+/// TTL of a packet that the cache sends again.
 const TTL: u8 = 64;
 const MAGIC: [u8; 4] = *b"VDC1";
 
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_gets_only_what_was_for_it() {
+    fn a_host_gets_only_packets_addressed_to_it() {
         let cached = [packet(5_000, 3)];
         assert!(query([10, 2, 0, 9], &[3]).find(cached.iter().map(Vec::as_slice)).is_empty());
     }

@@ -1,13 +1,13 @@
-//! Claims: a member of a rack tells the other site which slices' packets pass it.
+//! Claims: a member of a rack tells the other site which slices it carries.
 //!
-//! Routers decide which member carries a slice. If they choose another member, the other site's
-//! view of the rack is wrong until that site notices the cause. Until then it would count packets
-//! as lost that have arrived, since it expects them from another member. So a member claims each
-//! slice with the slice's first packet.
+//! Routers decide which member carries a slice. If they choose a member other than expected, the
+//! other site's view of the rack is wrong until that site notices the cause. Until then, that site
+//! would count packets that have arrived as lost, because it expects them from another member. So a
+//! member claims each slice with the slice's first packet.
 //!
 //! ```text
-//!   first packet of a slice, in either direction ─▶ its claim, at once
-//!   each heartbeat ─▶ claims of all slices with packets since the last one
+//!   first packet of a slice, in either direction ─▶ claim of the slice, immediately
+//!   each heartbeat ─▶ claims of all slices with packets since the last heartbeat
 //! ```
 //!
 //! Claims go to all members of the other site's rack, since the sender may be wrong about which of
@@ -17,9 +17,9 @@
 //!   family 1 (4 or 6) | age 4 | packets 2 | address 4 or 16
 //! ```
 //!
-//! - age: time in milliseconds since the member's first packet of the slice, or the first one after
-//!   a pause of half a second
-//! - packets: number since the last heartbeat, at most 65,535
+//! - age: time in milliseconds since the member's first packet of the slice, or since the first
+//!   packet after a pause of half a second
+//! - packets: number of packets since the last heartbeat, at most 65,535
 //! - address: any address in the slice, so that the sites need not divide their prefixes alike
 
 use std::cmp::Reverse;
@@ -38,13 +38,13 @@ pub(super) const CLAIMS: u8 = 11;
 
 /// Time without a packet after which a slice is no longer carried.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Time for which a claim counts as new. Each message with a new claim repeats the others that are
-/// still new, in case they were lost: often many slices move at once.
+/// Time for which a claim counts as new. Each message with a new claim repeats the other claims
+/// that are still new, in case their messages were lost: often many slices move at the same time.
 const NEW: Duration = Duration::from_millis(100);
 /// Minimum time between two messages with new claims. Claims in between wait for the next call of
 /// [`Claims::heartbeat`].
 const FRESH_EVERY: Duration = Duration::from_millis(1);
-/// Maximum number of claims in one section: those of IPv6 fill 1,104 bytes.
+/// Maximum number of claims in one section: claims with IPv6 addresses fill 1,104 bytes.
 const MAX_CLAIMS: usize = 48;
 
 const IPV4: u8 = 4;
@@ -65,7 +65,7 @@ pub(super) struct Claim {
 #[derive(Debug)]
 pub(super) struct Claims {
     pub(super) slices: Vec<IpNet>,
-    /// Index in `slices`.
+    /// Maps addresses to indices in `slices`.
     table: PrefixTable<u32>,
     /// Recent packets, by slice and lane.
     carried: HashMap<(u32, u8), Carried>,
@@ -84,7 +84,7 @@ struct Carried {
     /// Time of the first packet, and of the last one.
     since: Instant,
     last: Instant,
-    /// Number since the last heartbeat.
+    /// Number of packets since the last heartbeat.
     packets: u16,
 }
 
@@ -110,7 +110,8 @@ impl Claims {
         }
     }
 
-    /// Notes a packet; returns whether it is the first one of its slice on this lane.
+    /// Records a packet; returns whether it is the first packet of its slice on this lane, or the
+    /// first after a pause.
     pub(super) fn carry(&mut self, now: Instant, destination: IpAddr, lane: u8) -> bool {
         let Some(slice) = self.table.find(destination) else { return false };
         let first = Carried { address: destination, since: now, last: now, packets: 0 };
@@ -123,7 +124,8 @@ impl Claims {
         carried.since == now && carried.packets == 1
     }
 
-    /// Body with the newest claims on a lane, to be sent at once; `None` if they wait.
+    /// Returns the body of a section with the newest claims on a lane, to be sent immediately;
+    /// `None` if these claims wait for the next call of [`Claims::heartbeat`].
     pub(super) fn fresh(&mut self, now: Instant, lane: u8) -> Option<Vec<u8>> {
         if self.last_fresh.is_some_and(|last| now.since(last) < FRESH_EVERY && now > last) {
             self.waiting.insert(lane);
@@ -142,8 +144,8 @@ impl Claims {
         emit(&claims)
     }
 
-    /// Bodies with the claims of a heartbeat, if one is due, and otherwise with new claims that
-    /// waited, each with its lane.
+    /// Returns the bodies of sections, each with its lane: with the claims of a heartbeat if one is
+    /// due, otherwise with the new claims that have waited.
     pub(super) fn heartbeat(&mut self, now: Instant) -> Vec<(u8, Vec<u8>)> {
         let waiting = std::mem::take(&mut self.waiting);
         if now < self.due {
@@ -233,7 +235,7 @@ mod tests {
         assert!(fresh(&mut claims, 200, 3).is_empty() && heartbeat(&mut claims, 400).is_empty());
         assert!(!claims.carry(at(510), one, 2), "the pause was short");
         assert_eq!(heartbeat(&mut claims, 600), [(2, vec![claim(one, 590, 1)])]);
-        assert!(claims.carry(at(1_011), one, 2), "the slice was not carried any more");
+        assert!(claims.carry(at(1_011), one, 2), "the slice was no longer carried");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Classes of packets, and the protection of each.
 //!
 //! ```text
-//!   acknowledgement without data ───────────────▶ not even named, unless configured
+//!   acknowledgement without data ───────────────▶ not named, unless configured
 //!   first of the operator's classes that matches ▶ as configured
 //!   DSCP of expedited forwarding and above ─────┐
 //!   flow of a low rate, or of small packets ────┴▶ copies
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The window serves throughput: it recovers a lost packet once enough repairs for the whole burst
-//! have arrived. Copies serve latency: one is sent a moment after its packet, and more if losses
-//! come in bursts.
+//! have arrived. Copies serve latency: one copy is sent shortly after its packet, and more if
+//! losses come in bursts.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -36,8 +36,8 @@ pub enum Repairs {
     Window,
     /// Copies of each packet, in addition to the window.
     Copies,
-    /// A copy of each packet at once, by another path than the packet's, whether or not the link is
-    /// lossy. As [`Repairs::Copies`] while there is no other path.
+    /// A copy of each packet, sent immediately over a path other than the packet's, whether or not
+    /// the link is lossy. Same as [`Repairs::Copies`] while there is no other path.
     Duplicate,
     /// No repairs; losses are still measured.
     None,
@@ -58,7 +58,7 @@ pub struct Class {
     pub max_overhead: Option<f64>,
 }
 
-/// Conditions on a packet, all of which have to hold; an empty list always holds.
+/// Conditions on a packet, all of which must hold; an empty list matches every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Differentiated services code points.
@@ -93,7 +93,7 @@ pub(super) enum Treatment {
 #[derive(Debug, Default)]
 pub(super) struct Classifier {
     classes: Vec<Class>,
-    /// Acknowledgements without data are treated like other packets.
+    /// True if acknowledgements without data are treated like other packets.
     pub(super) acks: bool,
     flows: Flows,
     /// Send time of the last packet of each class that has a deadline.
@@ -148,7 +148,7 @@ impl Classifier {
         Treatment::Named(repairs, f64::INFINITY)
     }
 
-    /// Handles a packet from the peer's site: it may acknowledge data of a local sender.
+    /// Handles a packet from the peer's site, which may acknowledge data of a local sender.
     pub(super) fn overhear(
         &mut self,
         now: Instant,
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use crate::wire::transport::{TCP, UDP};
 
-    /// A packet of `len` bytes to this port, with flags if it is TCP.
+    /// Packet of `len` bytes to this port; if it is TCP, with the ACK flag.
     fn packet(protocol: u8, port: u16, len: usize) -> Vec<u8> {
         let mut packet = vec![0; len];
         packet[0] = 0x45;
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!((first, later[98]), (named(Repairs::Copies), named(Repairs::Window)));
         assert_eq!(judge(&mut of, 100, &packet(UDP, 53, 80), 0), named(Repairs::Copies));
         assert_eq!(judge(&mut of, 100, &full, 46 << 2), named(Repairs::Copies));
-        assert_eq!(judge(&mut of, 10_000, &full, 0), named(Repairs::Copies), "it was idle");
+        assert_eq!(judge(&mut of, 10_000, &full, 0), named(Repairs::Copies), "the flow was idle");
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(of.wait(at(0), usual), usual);
         let slow = judge(&mut of, 100, &packet(TCP, 80, 900), 8 << 2);
         assert_eq!(slow, Treatment::Named(Repairs::Window, 0.1));
-        assert_eq!(of.wait(at(101), usual), usual, "others cannot wait for longer");
+        assert_eq!(of.wait(at(101), usual), usual, "other flows cannot wait for longer");
         judge(&mut of, 4_000, &packet(TCP, 80, 900), 8 << 2);
         assert_eq!((of.wait(at(4_001), usual), of.wait(at(9_000), usual)), (set, usual));
     }

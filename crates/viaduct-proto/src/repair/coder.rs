@@ -30,7 +30,7 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// Creates the state, for packets from number `first` on.
+    /// Creates the state of a link whose first packet has number `first`.
     pub(super) fn new(first: Seq) -> Self {
         let (pace, report) = (Pace::default(), Report::default());
         Observer { next: first, pace, rtt: None, report }
@@ -123,7 +123,7 @@ impl Coder {
         }
     }
 
-    /// State for another process, if the code adapts to the losses.
+    /// State for the handover to a new process, if the code adapts to the losses.
     pub(super) fn record(&self) -> Option<ControlRecord> {
         match self {
             Coder::Auto(auto) => Some(auto.record()),
@@ -131,7 +131,7 @@ impl Coder {
         }
     }
 
-    /// Handles the peer's report on the path to it.
+    /// Handles the peer's report on the path to the peer.
     pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         match self {
             Coder::Auto(auto) => auto.handle_report(now, report, rtt),
@@ -140,7 +140,7 @@ impl Coder {
         }
     }
 
-    /// Returns whether packets are known to be lost at present.
+    /// Returns whether the link is known to lose packets at the moment.
     pub(super) fn is_lossy(&self) -> bool {
         matches!(self, Coder::Auto(auto) if auto.is_lossy())
     }
@@ -153,7 +153,7 @@ impl Coder {
         }
     }
 
-    /// Time of the next copy, or of the next requested repairs.
+    /// Time at which the next copy or the next requested repair is due.
     pub(super) fn copies_due(&self) -> Option<Instant> {
         match self {
             Coder::Auto(auto) => [auto.copies.due(), auto.answers.due].into_iter().flatten().min(),

@@ -24,7 +24,7 @@ pub struct Settings {
     pub limits: Limits,
     /// Classes that override the built-in ones; the first match decides.
     pub classes: Vec<Class>,
-    /// Acknowledgements without data are protected, too.
+    /// True if acknowledgements without data are protected, too.
     pub acks: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Handling of recovered packets that a full queue had dropped.
 //!
-//! Drops are the signal by which a queue slows senders down, and repairs must not hide it (RFC
-//! 9265). A packet of a flow with ECN is marked and injected. Of the packets of any other flow, the
-//! first in each round trip stays lost, and the rest are injected.
+//! Drops are the signal by which a queue slows senders down, and repairs must not hide this signal
+//! (RFC 9265). A packet of a flow with ECN is marked and injected. Of the packets of any other
+//! flow, the first in each round trip stays lost, and the rest are injected.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::flow::Flow;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 
-/// Limit of remembered flows.
+/// Maximum number of remembered flows.
 const MAX_FLOWS: usize = 4_096;
 /// Mask of the ECN field, the two low bits of the traffic class.
 const ECN: u8 = 3;
@@ -26,20 +26,20 @@ pub(super) enum Signal {
     Mark(u8),
     /// Not injected: stays lost.
     Withhold,
-    /// Injected unchanged: the flow has already got a signal in this round trip.
+    /// Injected unchanged: the flow has already received a signal in this round trip.
     None,
 }
 
-/// Times at which flows got a congestion signal.
+/// Time of the last congestion signal to each flow.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
     told: HashMap<Flow, Instant>,
 }
 
 impl Congestion {
-    /// Decides on a packet of the given traffic class that a full queue has dropped. While
-    /// [`MAX_FLOWS`] flows have had a signal within a round trip, all packets without ECN stay
-    /// lost.
+    /// Decides how to treat a recovered packet of the given traffic class that a full queue had
+    /// dropped. While [`MAX_FLOWS`] flows have had a signal within a round trip, all packets
+    /// without ECN stay lost.
     pub(super) fn judge(
         &mut self,
         now: Instant,
@@ -95,14 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_understand_marks_get_them() {
+    fn packets_of_flows_with_ecn_are_marked() {
         let mut congestion = Congestion::default();
         assert_eq!(judge(&mut congestion, 1, 7, 0xb9), Signal::Mark(0xbb));
         assert_eq!(judge(&mut congestion, 1, 7, 2), Signal::Mark(3));
     }
 
     #[test]
-    fn the_flows_that_are_remembered_have_a_bound() {
+    fn the_number_of_remembered_flows_is_bounded() {
         let mut congestion = Congestion::default();
         for n in 0..10_000 {
             judge(&mut congestion, 1, n, 0);

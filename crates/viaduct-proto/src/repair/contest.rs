@@ -1,18 +1,18 @@
-//! Claims of one slice by members of a rack: the decision which of them carries it.
+//! Claims of one slice by members of a rack, and the decision which member carries the slice.
 //!
 //! ```text
-//!   routers choose o2     o1 ██████████                 o2 owns the slice from its first packet on
+//!   routers choose o2     o1 ██████████                 o2 owns the slice from its first packet
 //!                         o2           ██████████████
 //!
-//!   a packet goes astray  o1 ████████████████████████ o2 owns the slice until claims of o1's later
-//!                         o2           █              packets arrive, and then o1, which has more
+//!   a packet goes astray  o1 ████████████████████████ o2 owns the slice until o1, which has more
+//!                         o2           █              packets, claims it again
 //! ```
 
 use crate::rack::HEARTBEAT;
 use crate::time::{Duration, Instant};
 
-/// Age after which a claim is void. Until then, a slice without packets keeps its last owner: it
-/// is unlikely that routers have changed.
+/// Age after which a claim is void. Until then, a slice without packets keeps its last owner: it is
+/// unlikely that the routers have changed their choice.
 const VALID: Duration = Duration::from_secs(60);
 /// Age up to which a claim is recent. Heartbeats are 200 to 250 ms apart; the rest is a reserve for
 /// different delays.
@@ -44,20 +44,21 @@ impl Contest {
         self.owner
     }
 
-    /// Returns whether a member has had packets lately.
+    /// Returns whether any member has had packets recently.
     pub(super) fn is_recent(&self, now: Instant) -> bool {
         self.claims.iter().any(|claim| now.since(claim.at) <= RECENT)
     }
 
-    /// Takes over a claim, in place of the member's last one.
+    /// Records a claim, which replaces the member's previous claim.
     pub(super) fn claim(&mut self, claimed: Claimed) {
         self.claims.retain(|claim| claim.member != claimed.member);
         self.claims.push(claimed);
     }
 
-    /// Decides anew; returns whether there is a valid claim. The member with the latest first
-    /// packet is the owner. If another member has had packets since then, the one with more packets
-    /// is: some have gone astray, or routers distribute the slice over several members.
+    /// Determines the owner again; returns whether there is a valid claim. The owner is the member
+    /// whose first packet is the most recent. If another member has had packets since then, packets
+    /// have gone astray, or routers distribute the slice over several members; the owner is then
+    /// the member with more packets.
     pub(super) fn settle(&mut self, now: Instant, is_alive: &[bool]) -> bool {
         let is_valid = |claim: &Claimed| now.since(claim.at) < VALID && is_alive[claim.member];
         self.claims.retain(is_valid);
@@ -72,7 +73,7 @@ impl Contest {
         let goes_on = |newest: &&Claimed| {
             claims().any(|of| of.member != newest.member && of.at > newest.since + RECENT)
         };
-        // The owner stays unless another member has clearly more.
+        // The owner stays unless another member has more than 1.5 times as many packets.
         let weight = |claim: &&Claimed| {
             u32::from(claim.packets) * if Some(claim.member) == self.owner { 3 } else { 2 }
         };
@@ -93,10 +94,10 @@ mod tests {
         Instant::from_nanos(10_000_000_000) + Duration::from_millis(millis)
     }
 
-    /// Times in milliseconds, each from and until, in which a member has packets.
+    /// Periods in which a member has packets, each with its start and end in milliseconds.
     type Times<'a> = &'a [(u64, u64)];
 
-    /// Time of the first packet, with pauses of at most half a second since then.
+    /// Time of a member's first packet, counted from its last pause of more than half a second.
     fn since(times: Times<'_>, millis: u64) -> Option<u64> {
         let begun = times.iter().filter(|(from, _)| *from <= millis);
         let latest = begun.fold(None, |before: Option<(u64, u64)>, &(from, until)| match before {
@@ -138,12 +139,12 @@ mod tests {
             }
         }
         assert_eq!(owner([&[(0, 1_000)], &[]], 1_900), Some(0));
-        assert_eq!(owner([&[(0, 1_000)], &[]], 30_000), Some(0), "no other one had a packet");
+        assert_eq!(owner([&[(0, 1_000)], &[]], 30_000), Some(0), "no other member had a packet");
         assert_eq!(owner([&[(0, 1_000)], &[]], 61_010), None);
     }
 
     #[test]
-    fn a_packet_that_goes_astray_has_an_effect_for_half_a_second() {
+    fn a_stray_packet_changes_the_owner_for_half_a_second() {
         for stray in (1_000..1_200).step_by(7) {
             let carried: [Times<'_>; 2] = [&[(0, 9_000)], &[(stray, stray + 1)]];
             assert_eq!(owner(carried, stray), Some(1));
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_returns_soon_has_its_owner_back_in_half_a_second() {
+    fn a_slice_that_returns_has_its_former_owner_within_half_a_second() {
         for away in [100, 300, 450] {
             let returned = 1_000 + away;
             let carried: [Times<'_>; 2] = [&[(0, 1_000), (returned, 9_000)], &[(1_000, returned)]];

@@ -9,23 +9,23 @@ use crate::wire::ip::MutableFields;
 
 /// Delays of the copies of a packet: all but the first copy are sent only if losses come in bursts.
 /// The first two delays are too short for users to notice, and on most links longer than a burst.
-/// The last two are for bursts that last long because little else is sent; they are still shorter
-/// than the sender's retransmission timeout.
+/// The last two are for the longer bursts of links with little traffic; they are still shorter than
+/// the sender's retransmission timeout.
 const AFTER: [Duration; 4] = [
     Duration::from_millis(5),
     Duration::from_millis(9),
     Duration::from_millis(20),
     Duration::from_millis(45),
 ];
-/// Time by which a copy may be sent early, to share a datagram.
+/// Time by which a copy may be sent early, so that it can share a datagram.
 const SLACK: Duration = Duration::from_millis(2);
-/// Limit of waiting packets; beyond it, packets are not copied.
+/// Maximum number of waiting packets; packets beyond this limit are not copied.
 const MAX_WAITING: usize = 1_024;
 /// Minimum rate of copies in bytes a second (2 Mb/s), whatever the traffic.
 const MIN_RATE: f64 = 250_000.0;
 /// Size of the token bucket of copies, in bytes.
 const MAX_TOKENS: f64 = 125_000.0;
-/// Tokens reserved for first copies.
+/// Tokens reserved for first copies, in bytes.
 const RESERVE: f64 = 62_500.0;
 
 /// Packets whose copies are to be sent.
@@ -33,7 +33,7 @@ const RESERVE: f64 = 62_500.0;
 pub(super) struct Copies {
     /// Packets by the number of copies already sent; each queue oldest first.
     waiting: [VecDeque<Waiting>; AFTER.len()],
-    /// Packets of which one copy leaves at once.
+    /// Packets whose only copy leaves immediately.
     at_once: VecDeque<Waiting>,
     spare: Vec<Vec<u8>>,
     /// Bytes of copies that may be sent now.
@@ -61,7 +61,7 @@ impl Copies {
         }
     }
 
-    /// Counts a sent packet of `len` bytes; copies may use the fraction `share` of its bytes.
+    /// Counts a sent packet of `len` bytes: copies may use the fraction `share` of as many bytes.
     pub(super) fn count(&mut self, len: usize, share: f64) {
         self.tokens = (self.tokens + share * len as f64).min(MAX_TOKENS);
     }
@@ -74,7 +74,7 @@ impl Copies {
         self.waiting[0].push_back(waiting);
     }
 
-    /// Adds a packet of which one copy leaves at once, whatever the rate of copies.
+    /// Adds a packet whose only copy leaves immediately, whatever the rate of copies.
     pub(super) fn push_at_once(
         &mut self,
         now: Instant,
@@ -162,7 +162,7 @@ impl Copies {
         self.tokens = (self.tokens + MIN_RATE * passed.as_secs_f64()).min(MAX_TOKENS);
     }
 
-    /// Gives back memory that no waiting packet needs.
+    /// Frees the spare buffers if no packet waits.
     pub(super) fn tidy(&mut self) {
         if self.waiting.iter().chain([&self.at_once]).all(VecDeque::is_empty) {
             self.spare = Vec::new();
@@ -176,13 +176,13 @@ impl Copies {
     }
 }
 
-/// Calls `send` with these packets, in groups of consecutive ones with the same mutable fields that
-/// fit `room` bytes.
+/// Calls `send` with these packets, in groups of consecutive packets with the same mutable fields
+/// that fit `room` bytes.
 fn send_groups(mut rest: &[Waiting], room: usize, send: &mut impl FnMut(&[Waiting])) {
     while !rest.is_empty() {
-        let (group, behind) = rest.split_at(group(rest, room));
+        let (group, tail) = rest.split_at(group(rest, room));
         send(group);
-        rest = behind;
+        rest = tail;
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn one_copy_leaves_and_in_bursts_more() {
+    fn one_copy_is_sent_and_more_if_losses_come_in_bursts() {
         let mut copies = Copies::new(at(0));
         push(&mut copies, 0, 7);
         assert!(left(&mut copies, 4, true).is_empty());
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicate_leaves_at_once_and_once() {
+    fn a_duplicate_leaves_immediately_and_only_once() {
         let mut copies = Copies::new(at(0));
         for seq in [7, 8, 20] {
             copies.push_at_once(at(3), seq, MutableFields::default(), &[0; 300]);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_ones_share_a_section_as_far_as_there_is_room() {
+    fn consecutive_packets_share_a_section_if_they_fit() {
         let mut copies = Copies::new(at(0));
         (1..=4).for_each(|seq| push(&mut copies, seq / 3, seq));
         push(&mut copies, 2, 9);

@@ -14,8 +14,8 @@ pub(super) struct Flow {
     pub(super) destination: (IpAddr, u16),
 }
 
-/// Hashes a few long words; a derived implementation would take three times as long, for each
-/// packet.
+/// Hashes a few long words, for each packet; a derived implementation would take three times as
+/// long.
 impl Hash for Flow {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [(source, from), (destination, to)] = [self.source, self.destination];
@@ -32,7 +32,7 @@ impl Hash for Flow {
     }
 }
 
-/// Address as an IPv6 address.
+/// Address as 128 bits; an IPv4 address is mapped to IPv6.
 fn wide(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),

@@ -8,11 +8,11 @@ use crate::time::{Duration, Instant};
 use crate::wire::tcp_sack::Acknowledged;
 use crate::wire::transport::Segment;
 
-/// Limit of flows that are remembered. New flows beyond it count as bulk.
+/// Maximum number of remembered flows. Further flows count as bulk.
 const MAX_FLOWS: usize = 4_096;
 /// Time after which an idle flow may be forgotten.
 const IDLE: Duration = Duration::from_secs(2);
-/// Bytes a second below which a flow is light: 200 kb/s.
+/// Rate below which a flow is light, in bytes a second: 200 kb/s.
 const LIGHT: f64 = 25_000.0;
 /// The same for flows of small packets, such as voice, games or telemetry: 8 Mb/s.
 const LIGHT_SMALL: f64 = 1_000_000.0;
@@ -35,7 +35,8 @@ pub(super) struct Flows {
 #[derive(Debug)]
 struct Rate {
     last: Instant,
-    /// Seconds for which the flow may still send at the rate of a light flow.
+    /// Bytes that the flow may still send before it counts as bulk, as seconds at the maximum rate
+    /// of a light flow.
     credit: f64,
     /// Mean length of the flow's packets, in bytes.
     mean: f64,
@@ -67,7 +68,7 @@ impl Rate {
 pub(super) enum Kind {
     /// Sends little.
     Light,
-    /// Sends much, and slows down on losses, as far as known.
+    /// Sends much. Slows down on losses, as far as known.
     Bulk,
     /// Sends much, and does not slow down on losses.
     Insensitive,
@@ -86,7 +87,7 @@ impl Flows {
     pub(super) fn count(&mut self, now: Instant, of: Sending<'_>, rtt: Duration) -> Kind {
         let Sending { flow, len, segment } = of;
         if self.rates.len() >= MAX_FLOWS && !self.rates.contains_key(&flow) {
-            // A search for idle flows takes time, so it is not done for each packet.
+            // The search for idle flows takes time, so it is not repeated for each packet.
             if self.swept.is_some_and(|at| now.since(at) < IDLE / 2) {
                 return Kind::Bulk;
             }
@@ -141,28 +142,29 @@ mod tests {
         flows.count(at, sending, Duration::from_millis(100)) == Kind::Light
     }
 
-    /// Sends `pace` packets a second of `len` bytes for 3 s; returns whether the last is light.
+    /// Sends `pace` packets a second of `len` bytes for 3 s; returns whether the flow is light at
+    /// the last packet.
     fn stream(flows: &mut Flows, begun: u64, pace: u64, len: usize) -> bool {
         let at = |n: u64| Instant::ZERO + Duration::from_micros(begun + n * 1_000_000 / pace);
         (0..3 * pace).map(|n| is_light(flows, at(n), 7, len)).last().unwrap()
     }
 
     #[test]
-    fn light_flows_are_known_by_rate_and_size() {
+    fn light_flows_are_detected_by_rate_and_packet_length() {
         let mut flows = Flows::default();
         assert!(stream(&mut flows, 0, 50, 400), "160 kb/s");
         assert!(!stream(&mut flows, 10_000_000, 100, 400), "320 kb/s");
         assert!(stream(&mut flows, 20_000_000, 5_000, 84), "3.4 Mb/s of small packets");
-        assert!(!stream(&mut flows, 30_000_000, 20_000, 84), "13 Mb/s of them");
-        assert!(stream(&mut flows, 40_000_000, 1, 1_500), "it is sparse again");
+        assert!(!stream(&mut flows, 30_000_000, 20_000, 84), "13 Mb/s of small packets");
+        assert!(stream(&mut flows, 40_000_000, 1, 1_500), "the flow is sparse again");
         assert!(!stream(&mut flows, 50_000_000, 1_000, 1_200), "bulk");
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         assert!(!is_light(&mut flows, at(53_100), 7, 1_200), "after 100 ms");
-        assert!(is_light(&mut flows, at(53_400), 7, 1_200), "after a time-out");
+        assert!(is_light(&mut flows, at(53_400), 7, 1_200), "after a retransmission timeout");
     }
 
     #[test]
-    fn the_flows_that_are_remembered_have_a_bound() {
+    fn the_number_of_remembered_flows_is_bounded() {
         let mut flows = Flows::default();
         let fits = |flows: &mut Flows, at, ports: std::ops::Range<u16>| {
             ports.filter(|&port| is_light(flows, at, port, 100)).count()

@@ -2,11 +2,11 @@
 //! round trip, fresh keys for each session.
 //!
 //! Both sites know each other's public key from their config. An initiation begins with a hint that
-//! only the two can derive, so one look-up finds the peer. Every handshake message carries a MAC
-//! under a key that depends on the two sites and on the direction. A datagram from a third party
-//! thus costs a look-up, and also an HMAC if it repeats an overheard hint, but no curve operation.
-//! A site's own messages fail authentication if they are sent back to it. Each initiation has a
-//! timestamp, which must rise, so replayed initiations are refused.
+//! only the two sites can derive, so one look-up finds the peer. Every handshake message carries a
+//! MAC under a key that depends on the two sites and on the direction. A datagram from a third
+//! party thus costs a look-up, and also an HMAC if it repeats an overheard hint, but no curve
+//! operation. A site's own messages fail authentication if an attacker sends them back to the site.
+//! The timestamps of initiations must increase, so replayed initiations are refused.
 
 use ring::hmac;
 use snow::{Builder, HandshakeState};
@@ -87,7 +87,8 @@ impl Identities {
         Some(Initiation(noise))
     }
 
-    /// Returns whether the MAC is valid: only the peer can have made it, and only for this site.
+    /// Returns whether the MAC is valid: then the peer has sent the message, and sent it to this
+    /// site.
     pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
         let Some((message, mac)) = datagram.split_last_chunk::<MAC>() else { return false };
         hmac::verify(&self.mac_in, message, mac).is_ok()

@@ -1,10 +1,10 @@
-//! Pace of the handshakes that a gateway begins with all its peers together.
+//! Rate limit of the handshakes that a gateway begins, over all its peers.
 //!
-//! A handshake costs a curve operation or two. With thousands of peers, neither the handshakes at
-//! a start nor those with peers that are down for good may take all of the packet thread's time.
-//! A handshake that is due therefore reserves the next free time slot; slots come at a fixed
-//! rate. Peers that have not answered several handshakes have slots of their own, so that they
-//! delay no others.
+//! A handshake costs a curve operation or two. With thousands of peers, neither the handshakes
+//! after the gateway's start nor those with peers that are permanently down may take all of the
+//! packet thread's time. A handshake that is due therefore reserves the next free time slot; slots
+//! come at a fixed rate. Peers that have left several handshakes unanswered have separate slots, so
+//! that they do not delay other peers.
 
 use crate::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ const INTERVAL: Duration = Duration::from_millis(1);
 const MAX_BURST: u32 = 64;
 /// Number of unanswered handshakes after which a peer is not expected to answer.
 const MAX_UNANSWERED: u32 = 2;
-/// Interval of handshakes with such peers: up to 8 of them get one a second each. A peer that comes
-/// back begins a handshake itself, and a peer that has few peers retries every second. Only two
-/// hubs that have lost each other therefore wait for long.
+/// Interval of handshakes with such peers: up to 8 of them get one handshake a second each. A peer
+/// that comes back begins a handshake itself, and a gateway with few peers retries every second. So
+/// a long wait is possible only between two hubs that have lost contact.
 const UNANSWERED_INTERVAL: Duration = Duration::from_millis(125);
 
 /// Next free slot for each kind of peer.
@@ -32,13 +32,13 @@ impl HandshakePace {
     }
 
     /// Reserves the next free slot for a handshake with a peer that has not answered the last
-    /// `unanswered` ones. If the slot is not after `now`, the handshake is sent now.
+    /// `unanswered` handshakes. If the slot is not after `now`, the handshake is sent now.
     pub(super) fn reserve(&mut self, now: Instant, unanswered: u32) -> Instant {
         let (next, interval) = match unanswered < MAX_UNANSWERED {
             true => (&mut self.answering, INTERVAL),
             false => (&mut self.unanswered, UNANSWERED_INTERVAL),
         };
-        // Unused slots add up to a burst.
+        // Unused slots accumulate, up to a burst.
         let reserved = (*next).max(now - interval * (MAX_BURST - 1));
         *next = reserved + interval;
         reserved
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_begin_at_a_rate_and_a_few_at_once() {
+    fn handshakes_begin_at_a_limited_rate_after_a_burst() {
         let mut pace = HandshakePace::new(at(1_000));
         let times: Vec<_> = (0..4_096).map(|_| pace.reserve(at(2_000), 0)).collect();
         let at_once = times.iter().filter(|time| **time <= at(2_000)).count();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_are_down_delay_no_others_and_few_of_them_get_one_a_second() {
+    fn peers_that_are_down_delay_no_others_and_a_few_get_a_handshake_every_second() {
         let mut pace = HandshakePace::new(at(0));
         for second in 5..10 {
             for _ in 0..8 {

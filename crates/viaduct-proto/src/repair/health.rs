@@ -1,5 +1,4 @@
-//! Health of a peer, judged by results: whether losses occur and are recovered, rather than whether
-//! a session is up.
+//! Health of a peer: whether losses occur and are recovered, rather than whether a session is up.
 //!
 //! ```text
 //!   counters, once a second ─▶ increments over the last half minute ─▶ State
@@ -15,19 +14,19 @@ use crate::health::State;
 use crate::time::{Duration, Instant};
 
 const WINDOW: Duration = Duration::from_secs(30);
-/// Packets needed before a share of them is judged.
+/// Minimum number of packets from which a share is computed.
 const MIN_SAMPLE: u64 = 20;
-/// Losses needed before a peer without recoveries is reported.
+/// Minimum number of losses before a peer without recoveries is reported.
 const MIN_LOST: u64 = 5;
 /// Percentage of lost packets at which the path counts as misconfigured: packets arrive altered, or
-/// do not arrive here at all.
+/// do not arrive at this gateway at all.
 const TOTAL_LOSS_PERCENT: u64 = 95;
 
 /// Counters of one peer over the last half minute.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// Counters, and the time at which they were first seen; no entry is added while all stay the
-    /// same.
+    /// Counters, and the time at which they first had these values; no entry is added while all
+    /// counters stay the same.
     seen: VecDeque<(Instant, Counts)>,
 }
 
@@ -37,7 +36,7 @@ struct Counts {
     into: Losses,
     out: Losses,
     arrived: u64,
-    /// Arrivals that the peer has to announce.
+    /// Number of packets that arrived and that the peer must announce.
     announced: u64,
     sent: u64,
     unprotected: u64,
@@ -54,7 +53,8 @@ struct Losses {
 }
 
 impl Health {
-    /// Adds this second's counters and judges the state. `trouble`: a problem of the WAN itself.
+    /// Adds this second's counters and returns the peer's state. `trouble`: a problem of the WAN
+    /// itself.
     pub fn look(
         &mut self,
         now: Instant,
@@ -202,7 +202,7 @@ impl Counts {
             ));
         }
         let encodes = code.is_some_and(|code| code != "none");
-        // On a clean link a peer sends names alone.
+        // On a link without losses, a peer sends only names.
         let is_silent = self.repairs == 0 && self.into.covered == 0;
         if self.announced >= 10 * MIN_SAMPLE && is_silent && encodes {
             return Some(State::Degraded(
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_up_where_losses_are_recovered_or_there_are_none() {
+    fn a_peer_is_up_if_losses_are_recovered_or_there_are_none() {
         let facts = PeerFacts::default();
         assert_eq!(run(|stats| link(&mut stats.receiver.link, 100, 0, 0), &facts), State::Up);
         assert_eq!(run(|stats| link(&mut stats.receiver.link, 100, 9, 8), &facts), State::Up);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_should_be_announced_and_are_not_are_reported() {
+    fn unannounced_packets_are_reported() {
         let terms = Terms { code: "auto".to_owned(), ..Terms::default() };
         let facts = PeerFacts { terms: Some(terms.into()), ..PeerFacts::default() };
         let silent = run(|stats| stats.receiver.packets += 100, &facts);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_the_last_half_minute_count_and_idle_peers_take_no_memory() {
+    fn the_state_covers_the_last_half_minute_and_idle_peers_take_no_memory() {
         let (mut health, facts) = (Health::default(), PeerFacts::default());
         let mut stats = PeerStats { up: true, ..PeerStats::default() };
         let at = |second| Instant::ZERO + Duration::from_secs(second);

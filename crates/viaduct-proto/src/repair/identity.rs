@@ -13,9 +13,9 @@
 //! ```
 //!
 //! NH, the sum of products that is the first step of VMAC and UMAC (RFC 4418), is the fastest way
-//! to reduce 1024 bytes to 16: one multiplication for every 16 bytes. Two different blocks collide
-//! with probability 2^-64, for any choice that does not depend on the key. Names are sent
-//! encrypted, so third parties learn nothing about the key from them.
+//! to reduce 1024 bytes to 16: one multiplication for every 16 bytes. Any two different blocks,
+//! chosen without knowledge of the key, collide with probability 2^-64. Names are sent encrypted,
+//! so third parties learn nothing about the key from them.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -34,7 +34,7 @@ impl Identity {
 
 /// Block length of NH, in bytes.
 const BLOCK: usize = 1024;
-/// Bytes in one product, and bytes to which NH reduces a block.
+/// Number of bytes in one product, and in NH's result for a block.
 const PAIR: usize = 16;
 
 /// Numbers added to the pairs of words before their multiplication.
@@ -67,7 +67,7 @@ impl IdentityKey {
     pub fn name(&self, normalised: &[u8]) -> Identity {
         let mut hasher = HighwayHasher::new(self.last);
         for blocks in normalised.chunks(2 * BLOCK) {
-            // Two blocks at once: HighwayHash is fastest with 32 bytes.
+            // Two blocks at a time: HighwayHash is fastest with 32 bytes.
             let (first, second) = blocks.split_at(blocks.len().min(BLOCK));
             let mut sums = [0; 2 * PAIR];
             sums[..PAIR].copy_from_slice(&nh(&self.pads, first).to_le_bytes());
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_may_not_change_places() {
+    fn the_order_of_blocks_matters() {
         let (ones, twos) = ([1; BLOCK], [2; BLOCK]);
         let name = |blocks: [&[u8]; 3]| key().name(&blocks.concat());
         let all = [name([&ones, &ones, &twos]), name([&ones, &twos, &ones])];

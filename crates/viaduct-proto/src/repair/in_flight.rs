@@ -6,9 +6,9 @@ use crate::time::Duration;
 /// Rate of arriving repairs, to estimate how many are in flight.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    /// Mean of repairs a second.
+    /// Moving average of repairs a second.
     pace: f64,
-    /// Mean of packets a second.
+    /// Moving average of packets a second.
     packets: f64,
     /// Number of packets that the newest repair covered.
     pub(super) cover: u16,
@@ -30,12 +30,12 @@ impl InFlight {
         self.before = (repairs, packets);
     }
 
-    /// Returns whether no repairs are expected, because hardly any have come lately.
+    /// Returns whether no repairs are expected, because hardly any have arrived recently.
     pub(super) fn is_idle(&self) -> bool {
         self.pace < InFlight::MIN_PACE
     }
 
-    /// Number of repairs expected within `time` that cover the present packets.
+    /// Number of repairs expected within `time` that cover the packets of the current moment.
     pub(super) fn within(&self, time: Duration) -> usize {
         let covered = f64::from(self.cover) / self.packets.max(1.0);
         (self.pace * time.as_secs_f64().min(covered)) as usize

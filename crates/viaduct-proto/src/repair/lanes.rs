@@ -3,7 +3,7 @@
 //! Each lane of a peer has its own session, packet numbers, window and reports, so that several
 //! workers can each own some lanes and share no state. The two gateways agree on the number of
 //! lanes: the larger of the two numbers that they want. A packet's lane follows from its addresses,
-//! and both directions of a conversation have the same one.
+//! and both directions of a conversation have the same lane.
 //!
 //! ```text
 //!   packet ─▶ symmetric hash of its two addresses ─▶ lane = hash mod number of lanes
@@ -24,15 +24,15 @@ use std::net::IpAddr;
 
 use crate::wire::ip::Header;
 
-/// Limit of lanes between two gateways.
+/// Maximum number of lanes between two gateways.
 pub const MAX_LANES: usize = 64;
 
 /// Odd multipliers of the hash. The first one is 2^32 divided by the golden ratio (Knuth, 6.4).
 const OF_ADDRESS: u32 = 0x9e37_79b1;
 const OF_SUM: u32 = 0x85eb_ca77;
-/// Shift that mixes high bits of a product into its low ones.
+/// Shift that mixes high bits of a product into its low bits.
 const MIX: u32 = 15;
-/// Bit of a handshake that says that lanes are paths.
+/// Bit of a handshake that is set if lanes are paths.
 const BY_PATH: u8 = 0x80;
 /// Bits of the product that are dropped: the hash has one of [`MAX_LANES`] values.
 const DROPPED: u32 = 32 - MAX_LANES.trailing_zeros();
@@ -48,13 +48,13 @@ impl LaneCount {
     /// Lanes between two gateways with two paths.
     pub(super) const OF_PATHS: LaneCount = LaneCount(2);
 
-    /// `None` unless `count` is a power of two, and at most [`MAX_LANES`].
+    /// Creates the number; `None` unless `count` is a power of two, and at most [`MAX_LANES`].
     pub fn new(count: usize) -> Option<LaneCount> {
         let is_valid = count.is_power_of_two() && count <= MAX_LANES;
         u8::try_from(count).ok().filter(|_| is_valid).map(LaneCount)
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> usize {
         self.0.into()
     }
@@ -82,13 +82,13 @@ pub struct LaneOffer {
     pub lane: u8,
     /// Number of lanes that the sender wants.
     pub wanted: LaneCount,
-    /// The lanes are paths: a packet's lane is the path that it has taken, not a hash of its
+    /// True if lanes are paths: a packet's lane is the path that it has taken, not a hash of its
     /// addresses.
     pub by_path: bool,
 }
 
 impl LaneOffer {
-    /// The only lane of a gateway with one.
+    /// Offer of a gateway with a single lane.
     pub const SINGLE: LaneOffer = LaneOffer { lane: 0, wanted: LaneCount::ONE, by_path: false };
 
     /// Number of lanes and their kind, as sent in handshakes.
@@ -96,14 +96,14 @@ impl LaneOffer {
         self.wanted.last() | if self.by_path { BY_PATH } else { 0 }
     }
 
-    /// Offer with this number and kind of lanes; `None` if there is no such number.
+    /// Offer with this number and kind of lanes; `None` if the number is invalid.
     pub(super) fn parse(lane: u8, division: u8) -> Option<LaneOffer> {
         let wanted = LaneCount::from_last(division & !BY_PATH)?;
         Some(LaneOffer { lane, wanted, by_path: division & BY_PATH != 0 })
     }
 }
 
-/// Set of shares: those whose lanes a worker owns.
+/// Set of shares, such as those whose lanes a worker owns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares(u64);
 
@@ -149,7 +149,7 @@ pub fn lane_hash(header: &Header) -> u8 {
     (sum.wrapping_mul(OF_SUM) >> DROPPED) as u8
 }
 
-/// The address in 32 mixed bits: sums of plain addresses would often be equal.
+/// Address, mixed into 32 bits: sums of plain addresses would often be equal.
 fn mixed(address: IpAddr) -> u32 {
     let folded = match address {
         IpAddr::V4(address) => address.to_bits(),
@@ -177,9 +177,9 @@ mod tests {
         lane_hash(&Header { source, destination, protocol: 6, header_len: 20, total_len: 40 })
     }
 
-    /// The same vectors are checked against the program for the kernel, in `viaduct-sys`.
+    /// Test vectors, which `viaduct-sys` also checks against the kernel's BPF program.
     #[test]
-    fn both_gateways_and_the_kernel_compute_the_same() {
+    fn both_gateways_and_the_kernel_compute_the_same_hash() {
         for (source, destination, expected) in [
             ("10.1.0.1", "10.2.0.1", GOLDEN[0]),
             ("10.1.0.2", "10.2.0.1", GOLDEN[1]),
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_packets_share_is_the_same_whatever_number_is_in_force(
+        fn a_packets_share_does_not_depend_on_the_number_of_lanes_in_force(
             source: u32, destination: u32, own in 0..7_u32, more in 0..7_u32,
         ) {
             let [source, destination] = [source, destination].map(u32::to_be_bytes);

@@ -1,8 +1,8 @@
 //! State of each packet number: named, arrived, missing or recovered.
 //!
-//! The ledger covers the last [`Ledger::capacity`] numbers, and has rows for those that have not
-//! settled. A row is counted once, when it settles: whether its packet was lost and recovered, and
-//! the length of its loss burst.
+//! The ledger covers the last [`Ledger::capacity`] numbers, and has rows for the numbers that have
+//! not settled. A row is counted once, when it settles: whether its packet was lost and recovered,
+//! and the length of its loss burst.
 
 use super::align::Tag;
 use super::identity::Identity;
@@ -11,12 +11,12 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::MutableFields;
 
-/// Time in which a packet may still arrive or be recovered after it was named.
+/// Time after its naming in which a packet may still arrive or be recovered.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
-/// Minimum number of rows, if there are any.
+/// Minimum number of rows, unless there are none.
 const MIN_ROWS: usize = 64;
-/// Number of packets before the first named one that may still be named.
+/// Number of packets before the first named packet that may still be named.
 const BEFORE: u64 = 1_024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,16 +35,16 @@ pub(super) enum State {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
-    /// Identity of the packet, once it is here.
+    /// Identity of the packet, once the packet has arrived or was recovered.
     pub(super) identity: Identity,
     /// Tag of the identity, once the packet is named.
     pub(super) tag: Tag,
     /// Send time in microseconds of the peer's clock, if known.
     pub(super) sent: Option<u32>,
     pub(super) fields: MutableFields,
-    /// Dropped by a full queue.
+    /// True if a full queue dropped the packet.
     pub(super) congested: bool,
-    /// Contained in no repair.
+    /// True if no repair contains the packet.
     pub(super) is_bare: bool,
     pub(super) state: State,
 }
@@ -70,7 +70,7 @@ pub(super) struct Ledger {
     capacity: u64,
     /// Lowest number that has not settled.
     floor: Seq,
-    /// Number after the highest one named; 0 before the first.
+    /// Number after the highest number named; 0 before any is named.
     next: Seq,
     /// Lowest number named since the peer started; lower numbers are not counted.
     lowest: Seq,
@@ -109,7 +109,7 @@ impl Ledger {
         self.floor
     }
 
-    /// Number after the highest one named.
+    /// Number after the highest number named.
     pub(super) fn next(&self) -> Seq {
         self.next
     }
@@ -121,7 +121,7 @@ impl Ledger {
     }
 
     /// Makes room for numbers up to `last`; returns false if `first` has settled already. A jump of
-    /// the numbers beyond the ledger, forwards or back, means that the peer has restarted: the
+    /// the numbers beyond the ledger, forwards or backwards, means that the peer has restarted: the
     /// ledger is emptied.
     pub(super) fn reach(&mut self, first: Seq, last: Seq) -> bool {
         let ahead = last >= self.next.saturating_add(self.capacity());
@@ -145,7 +145,7 @@ impl Ledger {
         first >= self.floor
     }
 
-    /// Makes enough rows for all numbers that have not settled.
+    /// Allocates enough rows for all numbers that have not settled.
     fn make_rows(&mut self) {
         let wanted = (self.next - self.floor) as usize;
         if wanted <= self.rows.len() {
@@ -162,13 +162,13 @@ impl Ledger {
         }
     }
 
-    /// The row of `seq`, unless it has settled or was never reached.
+    /// Row of `seq`; `None` if `seq` has settled or was never reached.
     pub(super) fn row(&self, seq: Seq) -> Option<&Row> {
         let within = seq >= self.floor && seq < self.next;
         within.then(|| &self.rows[self.place(seq)])
     }
 
-    /// The mutable row of `seq`, unless it has settled or was never reached.
+    /// Mutable row of `seq`; `None` if `seq` has settled or was never reached.
     pub(super) fn row_mut(&mut self, seq: Seq) -> Option<&mut Row> {
         let within = seq >= self.floor && seq < self.next;
         if !within {
@@ -186,7 +186,7 @@ impl Ledger {
         self.rows.len() as u64 - 1
     }
 
-    /// Settles numbers that were named more than [`SETTLE`] ago. Called a few times a second.
+    /// Settles numbers that were named more than [`SETTLE`] ago. To be called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         while let Some(&(at, next)) = self.marks.front() {
             if now.since(at) < SETTLE {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_of_the_numbers_starts_anew() {
+    fn a_jump_of_the_numbers_resets_the_ledger() {
         let mut ledger = Ledger::new(64);
         ledger.reach(1, 10);
         assert!(ledger.reach(1_000_000, 1_000_003));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_settles_what_it_has_no_room_for() {
+    fn numbers_that_no_longer_fit_the_ring_settle() {
         let mut ledger = Ledger::new(64);
         ledger.reach(1, 64);
         ledger.reach(100, 100);

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   every 50 ms, or 500 ms while nothing else uses the path, or 10 ms while answers are missing:
-//!                probe, with its stamp and the peer's newest stamp ──▶
+//!                probe, with its timestamp and the peer's newest ───▶
 //!                                                                    ◀── the same
-//!   newest own stamp that has come back ──▶ round trip; too old: the path is down
-//!   time of arrival less the peer's stamp ─▶ offset: delay of the path, up to a constant that is
+//!   newest own timestamp that has come back ▶ round trip; too old: the path is down
+//!   time of arrival, minus peer's timestamp ▶ offset: delay of the path, up to a constant that is
 //!                                            the same on all paths
 //! ```
 //!
-//! Other datagrams prove nothing, as they may have been sent by another path.
+//! Other datagrams prove nothing, because they may have been sent over another path.
 
 use super::control::queue::micros;
 use crate::reader::Reader;
@@ -51,7 +51,7 @@ const USUAL_RTT: Duration = Duration::from_millis(100);
 const MAX_RTT: u32 = 5_000_000;
 /// Weight of the newest round trip: 1 / `RTT_WEIGHT`.
 const RTT_WEIGHT: u32 = 4;
-/// Age of the last probe from which on the next one is accepted, whatever its stamp.
+/// Age of the last probe at which the next probe is accepted, whatever its timestamp.
 const STALE: Duration = Duration::from_secs(10);
 /// Number of the newest offsets that are remembered.
 const OFFSETS: usize = 8;
@@ -61,9 +61,9 @@ const OFFSETS: usize = 8;
 pub(super) struct Probe {
     /// Send time.
     pub(super) stamp: u32,
-    /// Stamp of the newest probe of the other side, and the time since its arrival.
+    /// Timestamp of the other side's newest probe, and the time since that probe's arrival.
     pub(super) echo: Option<(u32, u32)>,
-    /// The sender uses the path, and needs answers soon.
+    /// True if the sender uses the path, and needs frequent probes.
     pub(super) is_busy: bool,
 }
 
@@ -91,11 +91,11 @@ impl Probe {
 pub(super) struct Liveness {
     /// Time of the next probe.
     next: Instant,
-    /// Use of the path by this side, and by the peer.
+    /// Use of the path: true if this side uses it, and true if the peer does.
     is_busy: [bool; 2],
-    /// Time since which probes are frequent.
+    /// Time since which probes have been frequent.
     hurries_since: Option<Instant>,
-    /// Newest stamp of the peer, and its arrival.
+    /// Newest timestamp of the peer, and its time of arrival.
     heard: Option<(u32, Instant)>,
     /// Send time of the newest probe that the peer has answered.
     confirmed: Option<Instant>,
@@ -104,12 +104,12 @@ pub(super) struct Liveness {
     rtt: Option<Duration>,
     /// Newest offsets, as a ring.
     offsets: [u32; OFFSETS],
-    /// Place of the next offset in the ring.
+    /// Position of the next offset in the ring.
     next_offset: usize,
     is_up: bool,
-    /// Time since which probes on a path that is down are answered.
+    /// Time since which probes have been answered, while the path is down.
     steady_since: Option<Instant>,
-    /// The path has been up before.
+    /// True if the path has been up before.
     is_known: bool,
 }
 
@@ -150,15 +150,15 @@ impl Liveness {
         self.offsets.iter().copied().max_by_key(|offset| ahead(*offset))
     }
 
-    /// Returns whether the peer's probes arrive at present.
+    /// Returns whether the peer's probes currently arrive.
     pub(super) fn is_heard(&self, now: Instant) -> bool {
         let is_steady = self.hurries_since.is_some_and(|at| now.since(at) > RETURN_AFTER);
         let limit = if is_steady { UNHEARD_AFTER } else { IDLE_UNHEARD_AFTER };
         self.heard.is_some_and(|(_, at)| now.since(at) < limit)
     }
 
-    /// Notes whether packets or messages of this side use the path. Returns true if the next probe
-    /// is due earlier than before.
+    /// Sets whether packets or messages of this side use the path. Returns true if the next probe
+    /// may be due earlier than before.
     pub(super) fn set_busy(&mut self, now: Instant, is_busy: bool) -> bool {
         self.is_busy[0] = is_busy;
         self.hurry(now)
@@ -203,7 +203,7 @@ impl Liveness {
         self.judge(now);
     }
 
-    /// Interval of probes at present.
+    /// Current interval of probes.
     fn interval(&self, now: Instant) -> Duration {
         let Some(since) = self.hurries_since else {
             return if self.is_known { IDLE_EVERY } else { PROBE_EVERY };
@@ -218,7 +218,7 @@ impl Liveness {
         self.next
     }
 
-    /// Returns the probe that is due, if any, and judges the path.
+    /// Returns the probe that is due, if any, and updates the state of the path.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Probe> {
         if now < self.next {
             return None;
@@ -263,12 +263,13 @@ mod tests {
     }
 
     /// Runs two ends until `end`, with a delay of 20 ms each way; probes sent while `passes` is
-    /// false are lost. Returns the times at which the first end has changed.
+    /// false are lost. Returns the times at which the path's state has changed at the first end,
+    /// each with true if the path is up.
     fn changes(end: u64, idle_from: u64, passes: impl Fn(u64) -> bool) -> Vec<(u64, bool)> {
         let mut ends = [Liveness::new(at(0)), Liveness::new(at(7))];
         let (mut flying, mut changes, mut was_up) = (Vec::new(), Vec::new(), false);
         for now in 0..end {
-            // Only one of them uses the path.
+            // Only one of the ends uses the path.
             ends[0].set_busy(at(now), (1_000..idle_from).contains(&now));
             for (n, one) in ends.iter_mut().enumerate() {
                 let probe = one.handle_timeout(at(now)).filter(|_| passes(now));
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_down_soon_after_its_end_and_up_once_it_is_steady() {
+    fn a_path_is_down_soon_after_a_failure_and_up_once_it_is_steady() {
         let changes = changes(5_000, 5_000, |now| !(2_000..3_000).contains(&now));
         let [(up, true), (down, false), (again, true)] = changes[..] else { panic!("{changes:?}") };
         assert!(up < 700 && (2_250..2_450).contains(&down), "{changes:?}");
@@ -296,12 +297,12 @@ mod tests {
     }
 
     #[test]
-    fn single_lost_probes_are_no_end() {
+    fn single_lost_probes_do_not_take_a_path_down() {
         assert_eq!(changes(5_000, 5_000, |now| now < 1_500 || now / 50 % 3 == 0).len(), 1);
     }
 
     #[test]
-    fn a_queue_that_drops_most_probes_is_no_end() {
+    fn a_queue_that_drops_most_probes_does_not_take_a_path_down() {
         // A fixed pattern, in which one of four probes passes.
         let passes = |now: u64| (now / 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 == 0;
         let changes = changes(6_000, 6_000, |now| !(1_500..5_000).contains(&now) || passes(now));
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_use_is_probed_seldom_and_its_end_found_later() {
+    fn an_unused_path_is_probed_seldom_and_its_failure_is_found_later() {
         let changes = changes(9_000, 2_000, |now| now < 3_000);
         let [(_, true), (down, false)] = changes[..] else { panic!("{changes:?}") };
         assert!((5_500..6_600).contains(&down), "{changes:?}");
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_whose_clock_begins_anew_is_heard() {
+    fn probes_of_a_peer_with_a_restarted_clock_are_accepted() {
         let mut path = Liveness::new(at(0));
         for (now, stamp) in [(0, 1_500_000_000), (50, 1_500_050_000), (20_000, 7), (20_050, 50_007)]
         {
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_stood_still_asks_again_first() {
+    fn a_machine_that_has_stalled_probes_again_before_a_path_is_down() {
         let mut path = Liveness::new(at(0));
         let probe = path.handle_timeout(at(0)).unwrap();
         path.set_busy(at(0), true);

@@ -1,9 +1,9 @@
 //! Names of outgoing packets: collected, sent, and repeated.
 //!
-//! A receiver that lacks the name of a packet cannot tell whether the packet has arrived, and has
-//! to treat it as unknown in each repair. A link that loses packets loses datagrams with names,
-//! too. Each name is therefore repeated once: in the next datagram, combined with the name of a
-//! packet that left some time before. Either of the two names follows from the combination and the
+//! A receiver that lacks the name of a packet cannot tell whether the packet has arrived, and must
+//! treat the packet as unknown in each repair. A link that loses packets also loses datagrams with
+//! names. Each name is therefore repeated once: in the next datagram, combined with the name of a
+//! packet that left some time earlier. Either of the two names follows from the combination and the
 //! other name, so the loss of two datagrams with names does no harm, whether they are consecutive
 //! or apart.
 //!
@@ -23,40 +23,40 @@ use crate::time::{Duration, Instant};
 
 /// Number of packets named together on a lossy link, if no repair is sent earlier.
 const MANIFEST: usize = 64;
-/// Number of packets named together on a clean link.
+/// Number of packets named together on a link without losses.
 const CLEAN_MANIFEST: usize = 112;
-/// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or
-/// [`QUIET_DELAY`] if nothing was lost of late; in both cases at least the time for which flows can
-/// wait, divided by [`MANIFEST_PART`].
+/// Time after which pending names are sent even if there are fewer of them: [`MANIFEST_DELAY`], or
+/// [`QUIET_DELAY`] if nothing was lost recently; in both cases at least the time for which flows
+/// can wait, divided by [`MANIFEST_PART`].
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const QUIET_DELAY: Duration = Duration::from_millis(20);
 const MANIFEST_PART: u32 = 8;
-/// Longest random delay of a manifest after its last packet, in microseconds. A manifest that
-/// followed that packet at once would often meet a full queue that has had no time to drain, and
+/// Longest random delay of a manifest after its last packet, in microseconds. A manifest sent
+/// immediately after that packet would often meet a full queue that has had no time to drain, and
 /// would be dropped far more often than packets are.
 const MANIFEST_JITTER: u32 = 500;
 /// Maximum number of sent names kept for requests and repetition.
 const MAX_PAST: usize = 4_096;
 /// Distance, in numbers, between packets whose names are combined: twice the number of packets that
-/// are named together, so that all names in two consecutive lost datagrams follow from known ones.
-/// At low rates it is the number of packets in [`APART_TIME`], but at least [`MIN_APART`], which is
-/// longer than a usual burst.
+/// are named together, so that all names in two consecutive lost datagrams follow from known names.
+/// At low rates, the distance is the number of packets in [`APART_TIME`], but at least
+/// [`MIN_APART`], which is longer than a usual burst.
 const APART: NonZeroU16 = NonZeroU16::new(2 * MANIFEST as u16).unwrap();
 const MIN_APART: NonZeroU16 = NonZeroU16::new(MANIFEST as u16 / 2).unwrap();
 pub(super) const APART_TIME: Duration = Duration::from_millis(10);
-/// Limit of names that are repeated together.
+/// Maximum number of names that are repeated together.
 const MAX_AGAIN: u64 = MANIFEST as u64;
 
-/// Time after which the names of packets are sent, if flows can wait for `wait`. `is_quiet` tells
-/// whether nothing was lost of late.
+/// Time after which the names of packets are sent, if flows can wait for `wait`. `is_quiet`:
+/// nothing was lost recently.
 pub(super) fn manifest_delay(is_quiet: bool, wait: Duration) -> Duration {
     let delay = if is_quiet { QUIET_DELAY } else { MANIFEST_DELAY };
     delay.max(wait / MANIFEST_PART)
 }
 
-/// Names not sent yet, and those sent, which may be repeated.
+/// Names of outgoing packets: pending names, and sent names, which may be repeated.
 pub(super) struct Names {
-    /// Number of the first name not sent.
+    /// Number of the first packet whose name has not been sent.
     first: Seq,
     manner: Manner,
     fresh: Vec<Name>,
@@ -70,7 +70,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Creates the names of packets from number `first` on.
+    /// Creates the state of a sender whose first packet has number `first`.
     pub(super) fn new(first: Seq, manner: Manner) -> Self {
         let (fresh, past) = (Vec::new(), VecDeque::new());
         Names { first, manner, fresh, past, apart: APART, repeated: first, due: None }
@@ -92,28 +92,29 @@ impl Names {
             NonZeroU16::new(packets).map_or(MIN_APART, |apart| apart.clamp(MIN_APART, APART));
     }
 
-    /// Returns whether the pending names have to be sent before `name` is added: they are many, or
-    /// the packet of `name` left too long after theirs.
+    /// Returns whether the pending names must be sent before `name` is added: because there are too
+    /// many, or because the packet of `name` left too long after the last named packet.
     pub(super) fn is_full_before(&self, name: &Name) -> bool {
         let longest = GAP.as_micros() as u32 * u32::from(u8::MAX);
         let apart = |last: &Name| name.sent.wrapping_sub(last.sent) > longest;
         self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
-    /// Adds the name of a packet; `delay` is the [time](manifest_delay) after which the names are
-    /// sent, used for the first pending name, and `is_lossy` tells whether packets are being lost.
+    /// Adds the name of a packet. If no other name is pending, the names are sent after `delay`
+    /// (see [`manifest_delay`]). `is_lossy`: packets are being lost.
     pub(super) fn record(&mut self, now: Instant, name: Name, is_lossy: bool, delay: Duration) {
         let many = if is_lossy { MANIFEST } else { CLEAN_MANIFEST };
         let due = *self.due.get_or_insert(now + delay);
         if self.fresh.len() + 1 >= many {
-            // Tags are random.
+            // A tag is as good as a random number.
             let jitter = u32::from(name.tag) % MANIFEST_JITTER;
             self.due = Some(due.min(now + Duration::from_micros(jitter.into())));
         }
         self.fresh.push(name);
     }
 
-    /// Adds the requested names that are kept to the bundle; returns the bytes sent to make room.
+    /// Adds to the bundle those of the requested names that are still kept; returns the number of
+    /// bytes sent to make room.
     pub(super) fn answer(
         &mut self,
         need: Need,
@@ -125,8 +126,8 @@ impl Names {
         self.tell(from, to, Form::Again, bundle, channel)
     }
 
-    /// Adds the pending names to the bundle, after a repetition of the names sent before them if
-    /// `repeats`. Returns the bytes sent to make room.
+    /// Adds the pending names to the bundle. If `repeats`, adds a repetition of earlier names
+    /// before them. Returns the number of bytes sent to make room.
     pub(super) fn leave(
         &mut self,
         bundle: &mut Bundle,
@@ -170,7 +171,8 @@ impl Names {
         self.first - self.past.len() as u64
     }
 
-    /// Adds kept names from `from` to before `to`; returns the bytes sent to make room.
+    /// Adds to the bundle the kept names of packets `from` to `to` (exclusive); returns the number
+    /// of bytes sent to make room.
     fn tell(
         &self,
         from: Seq,

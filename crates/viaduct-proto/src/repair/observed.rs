@@ -8,9 +8,10 @@ use crate::time::{Duration, Instant};
 
 /// Time after which a packet's fate is settled; until then it may be late.
 const SETTLES: Duration = Duration::from_millis(500);
-/// Limit of fates that wait; the oldest are dropped.
+/// Maximum number of waiting fates; beyond this limit, the oldest are dropped.
 const MAX_WAITING: usize = 1 << 16;
-/// Limit of packets that the trial codes handle at once; on faster links they see a part only.
+/// Maximum number of packets that the trial codes handle in one call; on faster links they see only
+/// a part of the packets.
 const MAX_STEPS: usize = 1 << 13;
 
 /// Fates of the packets from a peer.
@@ -18,7 +19,7 @@ pub(super) struct Observed {
     /// Fates, oldest first: number, time of naming, send time and fate.
     fates: VecDeque<(Seq, Instant, Instant, Fate)>,
     pub(super) shadows: Shadows,
-    /// Send time of the newest packet, on the peer's clock and on one that does not wrap.
+    /// Send time of the newest packet, on the peer's clock and on a clock that does not wrap.
     clock: Option<(u32, Instant)>,
 }
 
@@ -28,7 +29,8 @@ impl Observed {
         Observed { fates: VecDeque::new(), shadows: Shadows::new(rtt), clock: None }
     }
 
-    /// Notes the fate of the packet just named, sent at `sent` in microseconds of the peer's clock.
+    /// Records the fate of the packet just named, which the peer sent at `sent`, in microseconds of
+    /// its clock.
     pub(super) fn named(&mut self, now: Instant, seq: Seq, sent: u32, fate: Fate) {
         let (last, at) = self.clock.unwrap_or((sent, Instant::ZERO));
         let passed = sent.wrapping_sub(last).cast_signed().max(0).cast_unsigned();
@@ -40,7 +42,7 @@ impl Observed {
         self.fates.push_back((seq, now, at, fate));
     }
 
-    /// Notes that missing packet `seq` has arrived.
+    /// Records that the missing packet `seq` has arrived.
     pub(super) fn arrived(&mut self, seq: Seq) {
         let at = self.fates.partition_point(|&(of, ..)| of < seq);
         if let Some((of, .., fate)) = self.fates.get_mut(at)
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_late_was_not_lost_and_clocks_may_wrap() {
+    fn late_packets_are_not_lost_and_clocks_may_wrap() {
         let mut observed = Observed::new(Duration::from_millis(100));
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         for n in 0..100u32 {

@@ -1,6 +1,6 @@
 //! Queue of outgoing byte strings, in reused memory.
 
-/// Queue of datagrams or packets. The caller takes all of them and clears the queue.
+/// Queue of datagrams or packets. The caller takes all entries and then clears the queue.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
@@ -13,7 +13,8 @@ impl Outbox {
         Self::default()
     }
 
-    /// Adds one entry with the bytes that `write` appends to the buffer; none if it appends none.
+    /// Adds one entry with the bytes that `write` appends to the buffer; no entry if it appends
+    /// none.
     pub fn push_with<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let start = self.bytes.len();
         let result = write(&mut self.bytes);
@@ -41,12 +42,12 @@ impl Outbox {
         self.ends.is_empty()
     }
 
-    /// Bytes of all entries.
+    /// Total number of bytes in all entries.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Forgets all entries, keeping the memory.
+    /// Removes all entries, but keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_come_out_as_they_went_in() {
+    fn entries_are_returned_unchanged_and_in_order() {
         let mut outbox = Outbox::new();
         outbox.push_with(|out| out.extend(b"one"));
         outbox.push_with(|_| ());

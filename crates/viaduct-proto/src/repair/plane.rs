@@ -31,11 +31,11 @@ use by_path::Paths;
 use lane_table::LaneTable;
 use peer_index::PeerIndex;
 
-/// Limit of peers of one gateway: with 16 lanes each they reach the limit of all lanes.
+/// Maximum number of peers of one gateway: with 16 lanes each, they reach the limit of all lanes.
 pub const MAX_PEERS: usize = 1 << 12;
 
-/// Limit of lanes of all peers together: each lane has a slot, which is the low 16 bits of its
-/// session indices.
+/// Maximum number of lanes of all peers together: each lane has a slot, which is the low 16 bits of
+/// its session indices.
 const MAX_ALL_LANES: usize = 1 << 16;
 
 /// Maximum number of remembered sources that send datagrams of other protocol versions.
@@ -48,7 +48,7 @@ const LANES_EVERY: Duration = Duration::from_secs(5);
 /// Entry point of the packet plane. See the drawing in [`super`].
 ///
 /// The cost of a packet or datagram does not depend on the number of peers: its peer is found by
-/// hash, and only peers with an event are looked at again.
+/// hash, and only lanes with an event are examined again.
 pub struct Plane {
     local: Local,
     /// Peers, in the order of the config.
@@ -67,16 +67,16 @@ pub struct Plane {
     /// Memory of the lanes.
     budget: Budget,
     handshake_pace: HandshakePace,
-    /// Number of times that the tap missed incoming packets, and the time of the last one.
+    /// Number of times that the tap missed incoming packets, and the last of these times.
     missed: (u64, Instant),
-    /// Total of repairs sent and received, as of the last call of [`Plane::take_stats`].
+    /// Total number of repairs sent and received, at the last call of [`Plane::take_stats`].
     repairs: u64,
-    /// Clocks of peers from earlier runs.
+    /// Handshake timestamps of peers from earlier runs.
     remembered: HashMap<PublicKey, Clocks>,
     /// Sources of datagrams of other protocol versions, latest first.
     others: Vec<(SocketAddr, u8, Instant)>,
     paths: Paths,
-    /// Another process has the sessions: handshakes are left to it.
+    /// True while another process has the sessions, and alone does the handshakes.
     is_passive: bool,
     inject: Outbox,
     /// Buffer for the packet that is encoded.
@@ -84,19 +84,19 @@ pub struct Plane {
     stats: PlaneStats,
 }
 
-/// Counters of packets and datagrams that belong to no peer.
+/// Counters of packets and datagrams that do not belong to any peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlaneStats {
-    /// Datagrams that belong to no session or peer.
+    /// Datagrams that do not belong to any session or peer.
     pub stray: u64,
     /// Copies of packets that are not IP, not between two configured sites, or of a lane that
     /// another worker owns.
     pub ignored: u64,
-    /// Outgoing packets that the tap missed, if several peers may have been their destination.
+    /// Outgoing packets that the tap missed, if they may have been for any of several peers.
     pub missed: u64,
 }
 
-/// Reason why a set of peers is refused.
+/// Reason why a set of peers was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeersError {
     /// Too many peers.
@@ -108,19 +108,19 @@ pub enum PeersError {
     /// A peer that cannot be created.
     #[error("peer {0}: {1}")]
     Peer(String, PeerError),
-    /// Record of a peer that does not exist.
+    /// Record of a peer that is not in the config.
     #[error("a record of the peer with the key {0}, which is not in the config")]
     Foreign(String),
 }
 
 impl Plane {
-    /// Creates a plane with the given peers, which owns all of their lanes.
+    /// Creates a plane that owns all lanes of the given peers.
     pub fn new(local: Local, peers: Vec<PeerConfig>, now: Instant) -> Result<Self, PeersError> {
         let shares = Shares::all(local.lanes);
         Plane::with_shares(local, peers, shares, now)
     }
 
-    /// Creates a plane with the given peers, which owns the lanes of some shares.
+    /// Creates a plane that owns the lanes of the given shares.
     pub fn with_shares(
         local: Local,
         peers: Vec<PeerConfig>,
@@ -152,7 +152,7 @@ impl Plane {
         Ok(plane)
     }
 
-    /// Returns lane `at` for an event, and notes that it has one.
+    /// Returns lane `at` to handle an event, and marks the lane as touched.
     fn peer(&mut self, at: usize) -> &mut Peer {
         self.touched.touch(at);
         let (peer, (count, missed_at)) = (&mut self.peers[at], self.missed);
@@ -163,7 +163,7 @@ impl Plane {
         peer
     }
 
-    /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
+    /// Handles the copy of a packet that left on the WAN at `left`. Overwrites the copy.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         let (mut site, path) = (0, self.paths.current);
         let lane = |header: &Header| {
@@ -183,7 +183,7 @@ impl Plane {
         }
     }
 
-    /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
+    /// Handles the copy of a packet that arrived from the WAN at `came`. Overwrites the copy.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         let (mut site, path) = (0, self.paths.current);
         let lane = |header: &Header| {
@@ -201,7 +201,7 @@ impl Plane {
         }
     }
 
-    /// Notes that the tap missed `missed` outgoing packets; their peers are unknown.
+    /// Records that the tap missed `missed` outgoing packets; their peers are unknown.
     pub fn miss_outgoing(&mut self, missed: u64) {
         match self.configs.len() {
             1 if !self.peers.is_empty() => self.peer(0).miss_outgoing(missed),
@@ -214,16 +214,16 @@ impl Plane {
         self.peers.iter_mut().for_each(|peer| peer.handle_own_drops(now));
     }
 
-    /// Notes that the tap missed incoming packets, whose peers are unknown: for a while, lost
+    /// Records that the tap missed incoming packets, whose peers are unknown: for a while, lost
     /// packets cannot be distinguished from packets that the tap missed.
     pub fn miss_incoming(&mut self, now: Instant) {
-        // Each peer is told at its next event.
+        // Each lane's receiver is notified at the lane's next event.
         self.missed = (self.missed.0 + 1, now);
     }
 
     /// Handles the payload of a datagram between gateways; returns whether it is authentic. Also
-    /// returns false for a message that is ahead of its packets, and is handled later. The bytes of
-    /// the datagram are overwritten.
+    /// returns false if the message is ahead of its packets and is therefore handled later.
+    /// Overwrites the bytes of the datagram.
     pub fn handle_datagram(
         &mut self,
         now: Instant,
@@ -239,7 +239,8 @@ impl Plane {
             Some(Datagram::Response { offer, receiver, .. }) => self.slot(offer.lane, receiver),
             Some(Datagram::Initiation { hint, offer, .. }) => match self.index.hints.get(&hint) {
                 Some(&peer) => match self.lanes.find(peer, offer.lane) {
-                    // The peer wants more lanes; a handshake of the first lanes will tell how many.
+                    // The peer wants more lanes; a handshake of one of the first lanes will show
+                    // how many.
                     None => return false,
                     found => found,
                 },
@@ -271,13 +272,13 @@ impl Plane {
         is_authentic
     }
 
-    /// Index of the lane that has this session index, if its number is `lane`.
+    /// Index of the lane that has this session index; `None` unless the lane's number is `lane`.
     fn slot(&self, lane: u8, index: u32) -> Option<usize> {
         let at = self.index.slots.get(&(index as u16)).copied();
         at.filter(|at| self.peers[*at].key_and_lane().1 == lane)
     }
 
-    /// Notes how many lanes the peer of a lane wants according to its last handshake.
+    /// Records how many lanes the peer of lane `at` wants, according to the lane's last handshake.
     fn note_wish(&mut self, now: Instant, at: usize) {
         let session = &mut self.peers[at].session;
         let Some(wanted) = session.take_wish() else { return };
@@ -295,14 +296,15 @@ impl Plane {
         }
     }
 
-    /// Changes the number of lanes of peers that want another number.
+    /// Changes the number of lanes of each peer that wants another number.
     fn change_lanes(&mut self, now: Instant) {
         self.lanes.due = None;
         // With too many lanes, the packets of some lanes are not protected.
         let _ = self.rebuild(self.configs.clone(), self.lanes.shares(), now);
     }
 
-    /// Datagrams to send, with destinations; [`Plane::clear_transmits`] clears them once sent.
+    /// Datagrams to send, with destinations. The caller clears them with [`Plane::clear_transmits`]
+    /// once they are sent.
     pub fn transmits(&self) -> impl Iterator<Item = (Endpoint, &[u8])> {
         let peers = || self.touched.iter(Purpose::Datagrams).map(|at| &self.peers[at]);
         let handshakes = peers().flat_map(|peer| &peer.handshakes);
@@ -314,19 +316,19 @@ impl Plane {
         }))
     }
 
-    /// Drops the datagrams to send.
+    /// Clears the datagrams to send.
     pub fn clear_transmits(&mut self) {
         while let Some(at) = self.touched.pop(Purpose::Datagrams) {
             self.peers[at].clear_transmits();
         }
     }
 
-    /// Recovered packets, to be forwarded as if they had just arrived; clear them when done.
+    /// Recovered packets, to be forwarded as if they had just arrived. The caller then clears them.
     pub fn injections(&mut self) -> &mut Outbox {
         &mut self.inject
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let touched = self.touched.iter(Purpose::Deadline);
         let touched = touched.filter_map(|at| self.peers[at].poll_timeout());
@@ -336,7 +338,7 @@ impl Plane {
     }
 
     /// Handles every deadline that has passed. Must be called after events even if no deadline has
-    /// passed, since it notes the new deadlines of peers.
+    /// passed, because this call records the new deadlines of lanes.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.lanes.due.is_some_and(|due| due <= now) {
             self.change_lanes(now);
@@ -357,7 +359,8 @@ impl Plane {
         }
     }
 
-    /// Notes the deadlines of peers with an event, and the memory that they hold.
+    /// Records the deadlines of lanes with an event and the memory that they hold; frees memory
+    /// above the limit.
     fn note_deadlines(&mut self) {
         while let Some(at) = self.touched.pop(Purpose::Deadline) {
             self.deadlines.set(at, self.peers[at].poll_timeout());
@@ -386,7 +389,7 @@ impl Plane {
         }
     }
 
-    /// Normalised packet that left with these fields, as repairs contain it.
+    /// Symbol in repairs of a normalised packet that left with these mutable fields.
     pub fn symbol(
         &self,
         normalised: &[u8],
@@ -402,8 +405,8 @@ impl Plane {
     }
 }
 
-/// Finds the index of the lane of a packet; returns it with the packet's header and the packet,
-/// without the link's padding.
+/// Returns the index of a packet's lane, as found by `find`, with the packet's header and the
+/// packet without the link's padding.
 fn route(
     bytes: &mut [u8],
     find: impl FnOnce(&Header) -> Option<usize>,

@@ -1,14 +1,14 @@
 //! Prefix of each packet in a symbol: its identity, and the fields that routers change.
 //!
 //! ```text
-//!   identity 8 | ttl | tos | check | packet, normalised
+//!   identity 8 | ttl 1 | tos 1 | check 1 | packet, normalised       (lengths in bytes)
 //! ```
 //!
-//! A rebuilt packet is right if its bytes hash to the identity in its prefix. Its TTL and TOS are
-//! those that the sender's gateway saw, if their check is right. For packets that have arrived, the
-//! receiver infers the TTL and TOS at the sender's gateway from the received values. If the
-//! inference is wrong, packets that are rebuilt with the help of such a packet get a wrong TTL and
-//! TOS, too.
+//! A rebuilt packet is correct if its bytes hash to the identity in its prefix. If the check
+//! matches, TTL and TOS in the prefix are those that the sender's gateway saw. For packets that
+//! have arrived, the receiver infers the TTL and TOS at the sender's gateway from the received
+//! values. If the inference is wrong, packets that are rebuilt with the help of such a packet also
+//! get a wrong TTL and TOS.
 
 use super::identity::Identity;
 use super::section::PREFIX;
@@ -21,7 +21,8 @@ pub(super) fn emit(identity: Identity, fields: MutableFields) -> [u8; PREFIX] {
     prefix
 }
 
-/// Splits a symbol into identity, mutable fields (if their check is right), and packet.
+/// Splits a symbol into identity, mutable fields (`None` if their check does not match), and
+/// packet.
 pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<MutableFields>, &[u8])> {
     let (prefix, packet) = symbol.split_first_chunk::<PREFIX>()?;
     let &[ref identity @ .., ttl, tos, told]: &[u8; PREFIX] = prefix;
@@ -29,7 +30,8 @@ pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<MutableFields>, &
     Some((identity, (check(identity, fields) == told).then_some(fields), packet))
 }
 
-/// Check of the mutable fields. It is not linear: combinations of errors would pass a linear check.
+/// Check byte of the mutable fields. The function is not linear: combinations of errors would pass
+/// a linear check.
 fn check(identity: Identity, fields: MutableFields) -> u8 {
     let mixed = identity.0
         ^ u64::from(u16::from_be_bytes([fields.ttl, fields.tos]))
@@ -42,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_round_trips_and_errors_show() {
+    fn a_prefix_round_trips_and_errors_are_detected() {
         let (identity, fields) =
             (Identity(0x0123_4567_89ab_cdef), MutableFields { ttl: 63, tos: 0x2e });
         let symbol = [&emit(identity, fields)[..], b"packet"].concat();

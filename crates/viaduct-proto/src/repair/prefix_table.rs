@@ -1,4 +1,5 @@
-//! Values of prefixes, found by address: an address has the value of the longest prefix around it.
+//! Values of prefixes, found by address: an address has the value of the longest prefix that
+//! contains it.
 //!
 //! The prefixes of one length are in a hash table, so that a look-up costs one probe for each
 //! length in use, however many prefixes there are.
@@ -35,7 +36,7 @@ impl<T> Default for PrefixTable<T> {
 }
 
 impl<T: Copy> PrefixTable<T> {
-    /// Adds a prefix. If it has a value already, that one stays.
+    /// Adds a prefix with a value. A prefix that already has a value keeps it.
     pub(super) fn insert(&mut self, prefix: &IpNet, value: T) {
         let of_family = if prefix.addr().is_ipv4() { &mut self.v4 } else { &mut self.v6 };
         of_family.insert(bits(prefix.network()), prefix.prefix_len(), value);
@@ -76,8 +77,8 @@ fn mask(length: u8) -> u128 {
     !u128::MAX.checked_shr(length.into()).unwrap_or(0)
 }
 
-/// Hash of a network. It needs no secret: the networks in the table are those of the config, so
-/// that no packet can make them collide.
+/// Hash of a network. The hash needs no secret: the networks in the table come from the config, so
+/// packets cannot cause collisions.
 #[derive(Clone, Copy, Debug, Default)]
 struct NetworkHasher(u64);
 
@@ -110,7 +111,8 @@ mod tests {
         };
         for shift in [96, 104, 64, 80] {
             let mut buckets = vec![0_u32; 8_192];
-            // `HashMap` uses the low bits of a hash for the place, and compares the highest seven.
+            // `HashMap` selects a bucket by the low bits of a hash, and compares the highest seven
+            // bits.
             (0..4_096_u128).for_each(|n| buckets[hash(n << shift) as usize % 8_192] += 1);
             assert!(buckets.iter().all(|many| *many < 9), "{shift}: {:?}", buckets.iter().max());
             let tops: std::collections::HashSet<_> =

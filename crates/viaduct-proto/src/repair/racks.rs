@@ -1,11 +1,11 @@
-//! Peers that are members of a rack: the member to which packets for a slice of its site go, and
-//! the one from which packets for a slice of this site come.
+//! Peers that are members of a rack: the member that carries the packets to a slice of its site,
+//! and the member that carries the packets to a slice of this site.
 //!
 //! ```text
 //!   packet ─▶ SiteTable: first member ─┬─ leaves ──▶ slice of the peer's site ─▶ owner
 //!                                      └─ arrives ─▶ slice of this site ───────▶ owner
 //!
-//!   look, every 50 ms: members that were heard lately, and the weights that they report ─▶ owners
+//!   look, every 50 ms: members heard from recently, and the weights that they report ─▶ owners
 //!   claims of members, which see packets of the slice ─▶ contest ─▶ owner instead
 //! ```
 //!
@@ -33,9 +33,9 @@ use crate::time::{Duration, Instant};
 /// Kind of the section with the sender's weight in its rack, one byte.
 pub(super) const MEMBER: u8 = 9;
 
-/// Interval at which the members are looked at.
+/// Interval of looks at the members' state.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Maximum number of moved slices whose packets are handed over, between two looks.
+/// Maximum number of moved slices whose packets are handed over between two looks.
 const MAX_HANDOVERS: u32 = 128;
 
 /// Membership of the two gateways in racks of their sites.
@@ -54,7 +54,7 @@ pub struct RackConfig {
 pub struct PeerMember {
     /// Name of the rack.
     pub rack: String,
-    /// Weight in the config, used until the peer reports its own.
+    /// Weight in the config, used until the peer reports its weight.
     pub weight: u8,
     /// Prefixes of both sites whose slices the member owns while it is alive.
     pub slices: Vec<IpNet>,
@@ -89,7 +89,7 @@ pub(super) struct Observed {
 #[derive(Debug, Default)]
 pub(super) struct Racks {
     racks: Vec<Rack>,
-    /// Index of the rack of each peer; empty without racks.
+    /// Index of the rack of each peer; empty if there are no racks.
     of_peer: Vec<Option<u32>>,
     due: Option<Instant>,
 }
@@ -118,14 +118,14 @@ struct Owners {
     slices: Vec<IpNet>,
     table: PrefixTable<u32>,
     rankings: Vec<Vec<usize>>,
-    /// Owner of each slice: the index of a member. If none is alive, the first of the ranking.
+    /// Index of the member that owns each slice. If no member is alive, the first in the ranking.
     owners: Vec<usize>,
     /// Claims of members, by slice and lane.
     contests: HashMap<(u32, u8), Contest>,
 }
 
 impl Racks {
-    /// Creates the racks of these peers, of which no member is alive yet.
+    /// Creates the racks of these peers. No member is alive yet.
     pub(super) fn new(configs: &[PeerConfig]) -> Racks {
         let mut racks = Racks::default();
         let name = |config: &PeerConfig| config.rack.peer.as_ref().map(|peer| peer.rack.clone());
@@ -133,7 +133,7 @@ impl Racks {
         for group in configs.chunk_by(|a, b| name(a).is_some() && name(a) == name(b)) {
             let peers = first..first + group.len();
             first = peers.end;
-            // A member of a rack also tells a gateway without a rack what it carries.
+            // A member of a rack also sends its claims to a gateway without a rack.
             if name(&group[0]).is_some() || group[0].rack.own_weight.is_some() {
                 racks.racks.push(Rack::new(peers, group));
             }
@@ -148,7 +148,7 @@ impl Racks {
         racks
     }
 
-    /// Peer that packets to `destination` are encoded for, given any member `peer` of its rack.
+    /// Peer for which packets to `destination` are encoded, given any member `peer` of its rack.
     /// `lane` returns a packet's lane at a peer.
     pub(super) fn to(&self, peer: usize, destination: IpAddr, lane: impl Fn(usize) -> u8) -> usize {
         let owner = |rack: &Rack| rack.owner(&rack.to, destination, lane);
@@ -167,8 +167,8 @@ impl Racks {
         self.rack(peer).and_then(owner).unwrap_or(peer)
     }
 
-    /// Notes a packet to or from the site of `peer`. Returns whether this gateway now carries its
-    /// slice on this lane, and did not before: claims are to be sent at once.
+    /// Records a packet to or from the site of `peer`. Returns whether this gateway did not carry
+    /// the packet's slice on this lane before: claims must then be sent immediately.
     pub(super) fn carry(
         &mut self,
         now: Instant,
@@ -180,7 +180,7 @@ impl Racks {
         claims.is_some_and(|claims| claims.carry(now, destination, lane(peer)))
     }
 
-    /// Returns whether the peer was alive at the last look, or is no member of a rack.
+    /// Returns whether the peer was alive at the last look, or is not a member of a rack.
     pub(super) fn is_alive(&self, peer: usize) -> bool {
         self.rack(peer).is_none_or(|rack| rack.is_alive[peer - rack.peers.start])
     }
@@ -190,13 +190,14 @@ impl Racks {
         self.rack(peer).map_or(peer..peer + 1, |rack| rack.peers.clone())
     }
 
-    /// Body with the new claims on a lane, for the rack of `peer`; `None` if they wait.
+    /// Body of a section with the new claims on a lane, for the rack of `peer`; `None` if they
+    /// wait.
     pub(super) fn fresh_claims(&mut self, now: Instant, peer: usize, lane: u8) -> Option<Vec<u8>> {
         self.rack_mut(peer)?.claims.as_mut()?.fresh(now, lane)
     }
 
-    /// Claims to be sent now, of a heartbeat that is due or new ones that waited: peers, lane and
-    /// body.
+    /// Claims to send now, each with peers, lane and section body: those of a heartbeat that is
+    /// due, or new claims that have waited.
     pub(super) fn heartbeats(&mut self, now: Instant) -> Vec<(Range<usize>, u8, Vec<u8>)> {
         let of_rack = |rack: &mut Rack| {
             let (peers, claims) = (rack.peers.clone(), rack.claims.as_mut());
@@ -206,9 +207,9 @@ impl Racks {
         self.racks.iter_mut().flat_map(of_rack).collect()
     }
 
-    /// Takes over a claim that `peer` has sent on this lane. Returns the slice if it is one of this
-    /// site and the claim has made the peer the slice's owner; returns at most [`MAX_HANDOVERS`]
-    /// slices from one look to the next.
+    /// Records a claim that `peer` has sent on this lane. Returns the slice if it belongs to this
+    /// site and the claim has made the peer the slice's owner, but at most [`MAX_HANDOVERS`] slices
+    /// between two looks.
     pub(super) fn claim(
         &mut self,
         now: Instant,
@@ -225,7 +226,8 @@ impl Racks {
         Some(Moved { from: rack.peers.start + former, slice })
     }
 
-    /// Continues with the claims of unchanged racks, and with this gateway's claims to them.
+    /// Takes over from `before` the claims of racks that are unchanged, and this gateway's claims
+    /// to them.
     pub(super) fn keep_claims(&mut self, before: Racks) {
         for mut old in before.racks {
             let is_same = |new: &&mut Rack| {
@@ -255,7 +257,7 @@ impl Racks {
         self.racks.get(rack as usize)
     }
 
-    /// Number of slices that the peer owns; `None` if it is no member of a rack.
+    /// Number of slices that the peer owns; `None` if it is not a member of a rack.
     pub(super) fn slices(&self, peer: usize) -> Option<SliceCount> {
         let rack = self.rack(peer).filter(|rack| rack.is_rack)?;
         let member = peer - rack.peers.start;
@@ -272,8 +274,8 @@ impl Racks {
         self.due.is_some_and(|due| due <= now)
     }
 
-    /// Takes over the observed state of the members. Calls `changed` with each member whose slices
-    /// may have changed.
+    /// Updates the members' observed state. Calls `changed` with each member whose slices may have
+    /// changed.
     pub(super) fn look(
         &mut self,
         now: Instant,
@@ -328,7 +330,7 @@ impl Rack {
         }
     }
 
-    /// Peer that owns the slice of `destination`; `None` if no slice has this address.
+    /// Peer that owns the slice of `destination`; `None` if no slice contains this address.
     fn owner(&self, of: &Owners, destination: IpAddr, lane: impl Fn(usize) -> u8) -> Option<usize> {
         let slice = of.table.find(destination)?;
         let ranked = *of.owners.get(slice as usize)?;
@@ -338,7 +340,7 @@ impl Rack {
         Some(self.peers.start + of.owner(slice, lane(self.peers.start + ranked))?)
     }
 
-    /// Takes over the observed state; returns whether it has changed.
+    /// Updates the members' observed state; returns whether it has changed.
     fn look(&mut self, observed: impl Fn(usize) -> Observed) -> bool {
         let (mut has_changed, mut has_other_weights) = (false, false);
         for (at, peer) in self.peers.clone().enumerate() {
@@ -391,8 +393,8 @@ impl Owners {
         claimed.or(self.owners.get(slice as usize).copied())
     }
 
-    /// Takes over a claim. Returns the slice and its former owner if the member is the owner now,
-    /// and was not before.
+    /// Records a claim. If the claim has made its member the owner, returns the slice and its
+    /// former owner.
     fn claim(
         &mut self,
         is_alive: &[bool],

@@ -1,15 +1,15 @@
 //! Reaction of a TCP sender to losses.
 //!
 //! Repairs help senders that slow down when a packet is lost. A sender that does not slow down,
-//! such as BBR, only loses the capacity that repairs take. The two kinds differ in the bytes in
-//! flight after a loss: those of the first kind fall by a third, those of the second do not fall.
-//! While repairs hide all losses, no reaction is seen; but BBR also drains the path every few
-//! seconds, without a preceding loss. The flow of such a sender gets no repairs for a trial period,
-//! until a few losses have shown its reaction.
+//! such as BBR, only loses the capacity that repairs take. The two kinds of senders differ in the
+//! bytes in flight after a loss: the first kind reduces them by a third, the second does not reduce
+//! them. While repairs hide all losses, no reaction is seen; but BBR also drains the path every few
+//! seconds, without a preceding loss. The flow of a sender that drains the path gets no repairs for
+//! a trial period, until a few losses have shown its reaction.
 //!
 //! ```text
 //!   in flight  ──────────┐    ┌─────────────     drained, then full again: no repairs, on trial
-//!                        └────┘        ×    ×    lost, but no less in flight: no repairs
+//!                        └────┘        ×    ×    lost, but as much in flight: no repairs
 //! ```
 
 use crate::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::wire::transport::Segment;
 
 /// Share of the bytes in flight before a loss below which a sender has slowed down.
 const SLOWED: f64 = 0.9;
-/// Number of round trips after a loss before the reaction is judged.
+/// Number of round trips after a loss before the sender's reaction is evaluated.
 const JUDGED: u32 = 3;
 /// Number of losses without a reaction after which a flow gets no repairs; each loss with a
 /// reaction reduces the count by two.
@@ -28,18 +28,18 @@ const MAX_CALM: u32 = 6;
 /// Growth of the bytes in flight per round trip at which a sender is in slow start: a loss then has
 /// no effect on these bytes, or ends the slow start.
 const STARTS: f64 = 1.2;
-/// Minimum bytes in flight of a sender that is judged.
+/// Minimum number of bytes in flight for which a sender's reaction is evaluated.
 const MIN_FLIGHT: f64 = 65_536.0;
 /// Bytes in flight up to which the path counts as drained: a share of the usual bytes in flight, or
-/// a number of bytes, whichever is more.
+/// an absolute number of bytes, whichever is more.
 const DRAINED: f64 = 0.125;
 const DRAINED_BYTES: f64 = 12_000.0;
 /// Minimum duration of a drain.
 const DRAINS: Duration = Duration::from_millis(150);
 /// Number of round trips without retransmissions that must precede a drain.
 const QUIET: u32 = 4;
-/// Longest duration of a trial, in which losses have to show the reaction. The trial ends once
-/// they have.
+/// Maximum duration of a trial. The trial ends earlier once losses have shown the sender's
+/// reaction.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Time until the next trial of a sender that has slowed down; doubled each time.
 const BACKOFF: Duration = Duration::from_secs(60);
@@ -67,13 +67,13 @@ pub(super) struct Reaction {
     before: f64,
     /// Moving average of the bytes in flight over many round trips.
     steady: f64,
-    /// Loss that the sender has seen, and to which its reaction is not judged yet.
+    /// Loss that the sender has detected, and to which its reaction has not been evaluated yet.
     lost: Option<Loss>,
     /// Time of the last retransmission.
     again: Option<Instant>,
-    /// Start of the present drain.
+    /// Start of the current drain.
     drained: Option<Instant>,
-    /// Losses without a reaction, less twice those with one.
+    /// Number of losses without a reaction, minus twice the number of losses with a reaction.
     calm: u32,
     is_insensitive: bool,
     trial: Option<Instant>,
@@ -81,7 +81,7 @@ pub(super) struct Reaction {
     backoff: Duration,
 }
 
-/// Loss that the sender has seen.
+/// Loss that the sender has detected.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     at: Instant,
@@ -103,7 +103,8 @@ impl Reaction {
         }
     }
 
-    /// Returns whether the flow gets no repairs: they are useless to it, or a trial is under way.
+    /// Returns whether the flow gets no repairs: its sender does not slow down on losses, or a
+    /// trial is under way.
     pub(super) fn is_left_alone(&self) -> bool {
         self.is_insensitive || self.trial.is_some()
     }
@@ -178,7 +179,7 @@ impl Reaction {
         }
     }
 
-    /// Starts a trial if the path was drained without a recent loss and is at least half full
+    /// Starts a trial if the path was drained without a preceding loss and is at least half full
     /// again. A path without any bytes in flight was not drained: the sender had no data.
     fn look_for_drain(&mut self, now: Instant, flight: f64, rtt: Duration) {
         if self.steady < MIN_FLIGHT || flight <= 0.0 {
@@ -216,7 +217,8 @@ mod tests {
         Segment::test(sequence, acknowledgement, data)
     }
 
-    /// Acknowledgement of all bytes before `highest`, and of a duplicate segment if `twice` is set.
+    /// Acknowledgement of all bytes before `highest`, with a DSACK of the segment at `twice`, if
+    /// any.
     fn all(highest: u32, twice: Option<u32>) -> Acknowledged {
         Acknowledged { highest, twice: twice.map(|left| (left, left + MSS)) }
     }
@@ -228,7 +230,7 @@ mod tests {
         }
 
         /// Keeps `flight` bytes in flight for `millis` milliseconds: each millisecond some bytes
-        /// are acknowledged, and new ones sent.
+        /// are acknowledged, and new bytes are sent.
         fn run(&mut self, millis: u64, flight: u32) {
             for _ in 0..millis {
                 self.now += Duration::from_millis(1);
@@ -264,11 +266,11 @@ mod tests {
             sender.lose();
             sender.run(1_000, flight);
         }
-        assert!(!sender.reaction.is_left_alone(), "it slows down now");
+        assert!(!sender.reaction.is_left_alone(), "the sender slows down now");
     }
 
     #[test]
-    fn one_that_begins_is_not_judged() {
+    fn a_sender_in_slow_start_is_not_left_alone() {
         let mut sender = Sender::new();
         for n in 0..8 {
             sender.run(100, 70_000 << n);
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_slows_down_is_protected() {
+    fn a_sender_that_slows_down_is_protected() {
         let mut sender = Sender::new();
         sender.run(1_000, 400_000);
         for flight in [280_000, 196_000, 137_000, 96_000] {
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_drains_the_path_is_tried() {
+    fn a_sender_that_drains_the_path_gets_a_trial() {
         let mut sender = Sender::new();
         sender.run(2_000, 400_000);
         sender.run(500, 4_000);
@@ -298,14 +300,14 @@ mod tests {
         sender.run(300, 400_000);
         sender.lose();
         sender.run(1_000, 280_000);
-        assert!(!sender.reaction.is_left_alone(), "it slows down");
+        assert!(!sender.reaction.is_left_alone(), "the sender slows down");
         sender.run(500, 4_000);
         sender.run(200, 280_000);
-        assert!(!sender.reaction.is_left_alone(), "not again so soon");
+        assert!(!sender.reaction.is_left_alone(), "no second trial so soon");
     }
 
     #[test]
-    fn a_timeout_and_a_loss_that_was_none_do_not_make_it_be_left_alone() {
+    fn after_timeouts_and_spurious_retransmissions_a_sender_is_still_protected() {
         let mut sender = Sender::new();
         sender.run(2_000, 400_000);
         sender.lose();
@@ -326,6 +328,6 @@ mod tests {
             sender.reaction.hears(sender.now, other, RTT);
             sender.run(1_000, 400_000);
         }
-        assert!(sender.reaction.is_left_alone(), "another came twice");
+        assert!(sender.reaction.is_left_alone(), "the DSACK was for another segment");
     }
 }

@@ -3,9 +3,9 @@
 //! A packet that is lost and not recovered is retransmitted with a new timestamp. Once the
 //! retransmission has arrived, a TCP host refuses all packets with older timestamps
 //! ([`tcp_timestamp`]), including those that were lost at about the same time and are recovered a
-//! moment later. To their sender these are lost, and each such round slows it down again. A
-//! recovered packet that would be refused therefore gets the newest timestamp that its host has
-//! seen, which the host then echoes again.
+//! moment later. The sender counts the refused packets as lost, and slows down again after each
+//! such round. A recovered packet that would be refused therefore gets the newest timestamp that
+//! its destination has seen, which this host then echoes again.
 
 use std::collections::HashMap;
 
@@ -14,9 +14,9 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 use crate::wire::tcp_timestamp;
 
-/// Limit of remembered flows.
+/// Maximum number of remembered flows.
 const MAX_FLOWS: usize = 4_096;
-/// Time for which flows are followed after a recovery, and after which idle ones may be forgotten.
+/// Time for which flows are followed after a recovery, and after which idle flows may be forgotten.
 const FOLLOWED: Duration = Duration::from_secs(10);
 
 /// Latest timestamps seen by hosts.
@@ -24,12 +24,12 @@ const FOLLOWED: Duration = Duration::from_secs(10);
 pub(super) struct Recent {
     /// Time and timestamp by flow, in the direction towards the host.
     flows: HashMap<Flow, (Instant, u32)>,
-    /// Time until which flows are followed; without recoveries this is not needed.
+    /// Time until which flows are followed; `None` before the first recovery.
     until: Option<Instant>,
 }
 
 impl Recent {
-    /// Handles a packet from a host: it echoes the newest timestamp that the host has seen.
+    /// Handles a packet from a host, which echoes the newest timestamp that the host has seen.
     pub(super) fn leaves(&mut self, now: Instant, packet: &[u8]) {
         if self.until.is_none_or(|until| now > until) {
             self.flows.clear();
@@ -46,8 +46,8 @@ impl Recent {
         }
     }
 
-    /// Renews the timestamp of a recovered packet if its host would refuse the packet. Returns
-    /// whether the timestamp was renewed.
+    /// Renews the timestamp of a recovered packet if its destination would refuse the packet.
+    /// Returns whether the timestamp was renewed.
     pub(super) fn renew(&mut self, now: Instant, packet: &mut [u8]) -> bool {
         self.until = Some(now + FOLLOWED);
         let Ok(header) = Header::parse(packet) else { return false };
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_host_would_refuse_gets_the_timestamp_that_it_has_seen_last() {
+    fn packets_that_a_host_would_refuse_get_the_newest_timestamp_that_it_has_seen() {
         let mut recent = Recent::default();
         let renewed = |recent: &mut Recent, from, to, stamp| {
             let mut packet = packet(from, to, (stamp, 0));
@@ -87,13 +87,13 @@ mod tests {
         recent.leaves(at(1), &packet(80, 7, (0, 9)));
         assert_eq!(renewed(&mut recent, 7, 80, 5), (true, vec![0, 0, 0, 9]));
         assert_eq!(renewed(&mut recent, 7, 80, 10), (false, vec![0, 0, 0, 10]));
-        assert_eq!(renewed(&mut recent, 8, 80, 5), (false, vec![0, 0, 0, 5]), "another flow's");
+        assert_eq!(renewed(&mut recent, 8, 80, 5), (false, vec![0, 0, 0, 5]), "of another flow");
         recent.leaves(at(12), &packet(80, 7, (0, 9)));
         assert_eq!(renewed(&mut recent, 7, 80, 5), (false, vec![0, 0, 0, 5]), "long ago");
     }
 
     #[test]
-    fn the_flows_that_are_remembered_have_a_bound() {
+    fn the_number_of_remembered_flows_is_bounded() {
         let mut recent = Recent::default();
         recent.renew(at(1), &mut packet(1, 80, (1, 0)));
         for port in 0..10_000 {

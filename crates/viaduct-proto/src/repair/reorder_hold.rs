@@ -1,14 +1,15 @@
-//! Holds recovered packets for a moment before they are injected, if packets overtake each
-//! other.
+//! Short hold of recovered packets before they are injected, for links on which packets overtake
+//! each other.
 //!
 //! With several receive queues or cores, a repair may overtake packets that it covers. A packet
-//! rebuilt from such a repair is not lost but a moment late, and its host should get it only once.
-//! The hold time is learnt from packets that arrive after their recovery: later recoveries are held
-//! a little longer than these packets were late. Without such packets the hold is zero.
+//! rebuilt from such a repair is not lost but slightly late, and its destination should receive it
+//! only once. The hold time is learnt from packets that arrive after their recovery: later
+//! recoveries are held a little longer than these packets were late. Without such packets the hold
+//! is zero.
 //!
 //! ```text
 //!   recovered ──▶ queue ── hold over ──▶ injected ──▶ gone, remembered for a while
-//!                   └ its packet comes: dropped          └ its packet comes: hold rises
+//!                   └ its packet arrives: dropped        └ its packet arrives: hold rises
 //! ```
 
 use std::collections::VecDeque;
@@ -21,7 +22,8 @@ use crate::time::{Duration, Instant};
 const MAX_HOLD: Duration = Duration::from_millis(2);
 /// Time without an overtaken packet after which the hold is halved, finally to zero.
 const FORGET: Duration = Duration::from_secs(10);
-/// Limit of held and of remembered recoveries: each arrival searches them.
+/// Maximum number of held and of remembered recoveries: each arriving packet causes a search of
+/// them.
 const MAX_HELD: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
@@ -38,13 +40,13 @@ pub(super) struct HeldRecovery {
 pub(super) enum Overtaken {
     /// The packet was not recovered.
     No,
-    /// The recovery was held, and is dropped.
+    /// The recovery was still held, and is dropped.
     InTime(Seq),
-    /// The hold of the recovery has ended already.
+    /// The recovery's hold had already ended.
     TooLate,
 }
 
-/// Recoveries in hold, oldest first, and those released lately.
+/// Held recoveries, and recently released ones; each queue oldest first.
 #[derive(Debug, Default)]
 pub(super) struct ReorderHold {
     hold: Duration,
@@ -115,7 +117,7 @@ impl ReorderHold {
         self.queue.is_empty() && self.gone.is_empty() && self.last.is_none()
     }
 
-    /// Housekeeping; called a few times a second.
+    /// Housekeeping; to be called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         self.forget(now);
         if self.last.is_some_and(|last| now.since(last) >= FORGET) {
@@ -156,11 +158,11 @@ mod tests {
             hold.tick(at(second * 1_000_000));
         }
         hold.push(at(200_000_000), 3, Identity(3), None);
-        assert!(hold.pop(at(200_000_000)).is_some(), "that was long ago");
+        assert!(hold.pop(at(200_000_000)).is_some(), "the hold has decayed");
     }
 
     #[test]
-    fn no_more_wait_or_are_remembered_than_can_be_looked_through() {
+    fn held_and_remembered_recoveries_are_bounded() {
         let mut hold = ReorderHold { hold: MAX_HOLD, ..ReorderHold::default() };
         for seq in 0..10_000 {
             hold.push(at(0), seq, Identity(seq), None);

@@ -1,25 +1,26 @@
 //! Reordering window: time for which flows can wait for a lost packet, as a share of a round trip.
 //!
-//! A TCP sender that does not wait for a recovered packet retransmits it, and its receiver reports
-//! the duplicate (DSACK). As long as that is rare, flows can wait longer, and fewer repairs
-//! suffice. Linux waits for nearly a round trip once its reordering window (RACK) has grown; other
-//! senders wait less. Flows other than TCP send no such reports and get a quarter of a round trip.
+//! A TCP sender that does not wait for a recovered packet retransmits it, and the flow's receiver
+//! reports the duplicate (DSACK). As long as such reports are rare, flows can wait longer, and
+//! fewer repairs suffice. Linux waits for nearly a round trip once its reordering window (RACK) has
+//! grown; other senders wait less. Flows other than TCP send no such reports and get a quarter of a
+//! round trip.
 
 use crate::time::{Duration, Instant};
 
 /// Bounds of the share.
 const SHARES: [f64; 2] = [0.25, 0.75];
-/// First value of the share: at first a sender waits for a quarter of a round trip, and undoes some
-/// of its premature reductions.
+/// Initial value of the share: a new sender waits for a quarter of a round trip, and undoes some of
+/// its premature window reductions.
 const FIRST: f64 = 0.35;
 /// Factors of a step down and of a step up.
 const STEPS: [f64; 2] = [0.8, 1.15];
-/// Number of spurious retransmissions a second above which the share is too large. Each costs a
-/// window reduction that is undone a round trip later.
+/// Number of spurious retransmissions a second above which the share is too large. Each
+/// retransmission costs a window reduction that is undone a round trip later.
 const TOO_MANY: f64 = 0.5;
-/// Number of bursts that are enough for an early step.
+/// Number of bursts that suffice for an early step.
 const ENOUGH: u64 = 10;
-/// Time from one step to the next: with [`ENOUGH`] bursts, and with fewer.
+/// Time from one step to the next: with at least [`ENOUGH`] bursts, and with fewer.
 const TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl ReorderingWindow {
         ReorderingWindow { share, since: now, bursts: 0, hasty: 0, last: None, tcp: 0, all: 0 }
     }
 
-    /// Continues with the share of another process, and its totals of bursts by length.
+    /// Takes over the share of the previous process, and its totals of bursts by length.
     pub(super) fn resume(&mut self, share: f64, bursts: Option<[u64; 16]>) {
         self.share = share.clamp(SHARES[0], SHARES[1]);
         self.bursts = bursts.map_or(0, |bursts| bursts.iter().sum());
@@ -64,7 +65,8 @@ impl ReorderingWindow {
         }
     }
 
-    /// Adapts the share; `bursts` is the total of bursts lost since the peer's receiver started.
+    /// Adapts the share; `bursts` is the total number of loss bursts since the peer's receiver
+    /// started.
     pub(super) fn learn(&mut self, now: Instant, bursts: u64) {
         let (passed, many) = (now.since(self.since), bursts.saturating_sub(self.bursts));
         let is_enough = passed >= TIMES[0] && many >= ENOUGH;
@@ -89,7 +91,7 @@ mod tests {
     const RTT: Duration = Duration::from_millis(100);
 
     /// Runs a flow for some seconds, with `bursts` losses a second, of which `hasty` are
-    /// retransmitted too early. Returns the share after that.
+    /// retransmitted too early. Returns the resulting share.
     fn run(
         reordering_window: &mut ReorderingWindow,
         begun: u64,
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_where_senders_wait_and_shrinks_where_they_do_not() {
+    fn the_window_grows_if_senders_wait_and_shrinks_if_they_do_not() {
         let mut reordering_window = ReorderingWindow::new(Instant::ZERO);
         assert_eq!(run(&mut reordering_window, 0, 20, 100, 0, true), SHARES[1]);
         assert!(run(&mut reordering_window, 20, 3, 100, 5, true) < 0.5);
@@ -121,12 +123,12 @@ mod tests {
         assert_eq!(
             run(&mut reordering_window, 63, 20, 100, 0, false),
             0.25,
-            "flows that report nothing"
+            "flows that report no duplicates"
         );
     }
 
     #[test]
-    fn few_bursts_count_after_ten_seconds_and_silence_changes_nothing() {
+    fn few_bursts_count_after_ten_seconds_and_no_bursts_change_nothing() {
         let mut reordering_window = ReorderingWindow::new(Instant::ZERO);
         assert_eq!(run(&mut reordering_window, 0, 9, 1, 0, true), FIRST);
         assert!(run(&mut reordering_window, 9, 2, 1, 0, true) > FIRST);

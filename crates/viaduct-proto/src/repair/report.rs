@@ -2,13 +2,13 @@
 //! second, and more often while packets are missing.
 //!
 //! ```text
-//!   next 8 | flags | stamp 4 | echo 4 | held 4 | wait 4
+//!   next 8 | flags 1 | stamp 4 | echo 4 | held 4 | wait 4
 //!   | highest 8 | covered 8 | lost 8 | recovered 8 | bursts 12 x 8
 //!   | known 8 | congested 8 | visible 8 | random bursts 16 x 8
 //! ```
 //!
-//! Times are in microseconds. A report to a peer that only observes is accompanied by the outcomes
-//! of trial codes:
+//! Numbers in the drawing are lengths in bytes; times are in microseconds. A report to a peer that
+//! only observes is accompanied by the outcomes of trial codes:
 //!
 //! ```text
 //!   for each code, as in [`TRIED`]: packets 8 | lost 8 | recovered 8 | in time 8 | repairs 8
@@ -27,7 +27,7 @@ use crate::time::{Duration, Instant};
 pub const REPORT: u8 = 4;
 /// Kind of the section with the outcomes of trial codes.
 pub const TRIALS: u8 = 7;
-/// Limit of all numbers of packets, and of counts of them: a peer with valid keys may be malicious.
+/// Upper limit of packet numbers and packet counts: a peer with valid keys may be malicious.
 const MAX_COUNT: u64 = 1 << 56;
 const LEN: usize = 8 + 1 + 4 * 4 + 8 * (4 + LOSS_BUCKETS + 3 + BUCKETS);
 
@@ -42,13 +42,13 @@ pub struct Report {
     pub next: Seq,
     /// Send time.
     pub stamp: u32,
-    /// Stamp of the newest report from the peer, and the time since its arrival.
+    /// Send time of the newest report from the peer, and the time since that report's arrival.
     pub echo: Option<(u32, u32)>,
     /// Time for which flows can wait for a packet of the reporting site.
     pub wait: u32,
     /// Losses among the peer's packets.
     pub loss: LossReport,
-    /// Path from the peer.
+    /// Measurements of the path from the peer.
     pub path: control::Report,
 }
 
@@ -98,7 +98,8 @@ impl Report {
         numbers.for_each(|number| out.extend(number.to_be_bytes()));
     }
 
-    /// Round-trip time if the report arrives `now`; `None` if it echoes no stamp or an old one.
+    /// Round-trip time if the report arrives `now`; `None` if the report echoes no send time, or an
+    /// old one.
     pub fn rtt(&self, now: Instant) -> Option<Duration> {
         const LONGEST: u32 = 5_000_000;
         let (echo, held) = self.echo?;
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_codes_would_have_done_round_trips() {
+    fn outcomes_of_trial_codes_round_trip() {
         let of = |n| Outcome { packets: n, lost: 2, recovered: 3, in_time: 4, repairs: 5 };
         let (outcomes, mut bytes) = ([of(1), of(2), of(3), of(4)], Vec::new());
         emit_trials(&outcomes, &mut bytes);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_trip_is_what_has_passed_less_what_the_peer_has_held() {
+    fn the_round_trip_time_excludes_the_time_at_the_peer() {
         let now = Instant::ZERO + Duration::from_millis(500);
         let of = |echo| Report { echo, ..Report::default() }.rtt(now);
         assert_eq!(of(Some((300_000, 150_000))), Some(Duration::from_millis(50)));

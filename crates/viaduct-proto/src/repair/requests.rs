@@ -1,10 +1,10 @@
 //! Requests for repairs of packets that unrequested repairs have not recovered.
 //!
 //! A packet is requested if it is still missing after the time for which flows can wait, or after a
-//! quarter of a round trip if that is shorter, but not within the first 4 ms. Packets are requested
-//! earlier if more of them are missing than the expected repairs can recover. The peer answers with
-//! combinations of the requested packets, each of which can recover any one of them. A request is
-//! repeated about once a round trip until the packet is here or too old.
+//! quarter of a round trip if that time is shorter, but never within the first 4 ms. Packets are
+//! requested earlier if more of them are missing than the expected repairs can recover. The peer
+//! answers with combinations of the requested packets, each of which can recover any one of them. A
+//! request is repeated about once a round trip until the packet has arrived or is too old.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,20 @@ use super::section::Need;
 use crate::fec::{MAX_COVER, Seq};
 use crate::time::{Duration, Instant};
 
-/// Limit of the packets of one request: the number of its repairs, reserve included, must fit
-/// a byte.
+/// Maximum number of packets in one request: the number of its repairs, including the reserve, must
+/// fit in a byte.
 const MAX_ASKED: usize = 231;
-/// Limit of remembered missing packets: as many as eight requests hold. Further ones are not
-/// requested.
+/// Maximum number of remembered missing packets: as many as eight requests hold. Further packets
+/// are not requested.
 const MAX_MISSING: usize = 8 * MAX_ASKED;
-/// Excess of missing packets over the expected recoveries above which packets are requested
-/// at once.
+/// Excess of missing packets over the expected recoveries above which packets are requested early.
 const EXCESS: usize = 4;
-/// Limit of the repairs of one request times the packets that each covers: the peer computes
-/// them at once, which delays all its other work.
+/// Maximum number of repairs in one request, times the number of packets that each repair covers:
+/// the peer computes all these repairs in one go, which delays its other work.
 pub(super) const MAX_WORK: usize = 1 << 16;
-/// Number of repairs for which a request adds one reserve repair.
+/// Number of repairs for each of which a request includes one reserve repair.
 const RESERVE: usize = 10;
-/// Time for which a missing packet may just be late.
+/// Time for which a missing packet may merely be late.
 const LATE: Duration = Duration::from_millis(4);
 /// Age at which a packet becomes useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
@@ -37,9 +36,9 @@ pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
     /// Number of missing packets that were never requested.
     fresh: usize,
-    /// Two times, no later than the oldest loss among the missing packets that were never
-    /// requested, and no later than the oldest last request among the other ones. They give the
-    /// next deadline without a search.
+    /// Lower bounds of two times: that of the oldest loss among the missing packets that were never
+    /// requested, and the oldest last request among the other missing packets. These bounds give
+    /// the next deadline without a search.
     oldest: [Option<Instant>; 2],
     pub(super) asked: u64,
 }
@@ -59,8 +58,8 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Age at which a packet is requested. Its repair comes a round trip later, and a sender undoes
-    /// its reduction only if the packet arrives before the retransmission.
+    /// Age at which a packet is requested. The repair arrives a round trip later, and a TCP sender
+    /// undoes its window reduction only if the packet arrives before the retransmission.
     fn ask(&self) -> Duration {
         self.wait.min(self.rtt / 4).max(LATE)
     }
@@ -72,27 +71,28 @@ impl Times {
 }
 
 impl Requests {
-    /// Notes that packet `seq` is missing, for another reason than congestion.
+    /// Records that packet `seq` is missing for a reason other than congestion.
     pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
         if self.missing.len() == MAX_MISSING {
             return;
         }
         let before = self.missing.insert(seq, MissingPacket { since: now, asked: None });
-        // A peer may use a number again.
+        // A peer may reuse a number.
         if before.is_none_or(|before| before.asked.is_some()) {
             self.fresh += 1;
             self.oldest[0].get_or_insert(now);
         }
     }
 
-    /// Notes that packet `seq` is here; returns the time for which it was missing.
+    /// Records that packet `seq` has arrived or was recovered; returns the time for which it was
+    /// missing.
     pub(super) fn here(&mut self, now: Instant, seq: Seq) -> Option<Duration> {
         let missing = self.missing.remove(&seq)?;
         self.fresh -= usize::from(missing.asked.is_none());
         Some(now.since(missing.since))
     }
 
-    /// Forgets packets that are too old, or forgotten by the decoder; returns their count.
+    /// Forgets packets that are too old, or that the decoder has forgotten; returns their number.
     pub(super) fn expire(&mut self, now: Instant, floor: Seq) -> usize {
         let before = self.missing.len();
         self.missing.retain(|&seq, missing| seq >= floor && now.since(missing.since) < MAX_AGE);
@@ -110,13 +110,13 @@ impl Requests {
     pub(super) fn due(&self, times: Times, expected: usize) -> Option<Instant> {
         let [fresh, asked] = self.oldest;
         let usual = [fresh.map(|at| at + times.ask()), asked.map(|at| at + times.ask_again())];
-        // The newest packets of a burst may just be late.
+        // The newest packets of a burst may merely be late.
         let newest = self.missing.last_key_value().map(|(_, missing)| missing.since + LATE);
         let early = newest.filter(|_| self.fresh > expected + EXCESS);
         usual.into_iter().chain([early]).flatten().min()
     }
 
-    /// Corrects the lower bounds.
+    /// Makes the bounds in `oldest` exact.
     fn search(&mut self) {
         let fresh = self.missing.values().filter(|of| of.asked.is_none()).map(|of| of.since);
         let asked = self.missing.values().filter_map(|of| of.asked);
@@ -147,21 +147,23 @@ impl Requests {
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
 
-    /// First and last of the packets that were never requested, if they are many.
+    /// First and last of the packets that were never requested; `None` unless there are many of
+    /// them.
     pub(super) fn fresh(&self) -> Option<(Seq, Seq)> {
         if self.fresh <= EXCESS {
             return None;
         }
-        // They are the newest, in most cases.
+        // In most cases, these packets are the newest.
         let missing = self.missing.iter().rev();
         let mut fresh = missing.filter(|(_, missing)| missing.asked.is_none());
         let (last, _) = fresh.next()?;
         Some((fresh.nth(self.fresh - 2).map_or(*last, |(first, _)| *first), *last))
     }
 
-    /// Returns the next request; `held` counts the equations at hand for a range of packets. A
-    /// range never includes a packet that `is_given_up`: such a packet is not requested, and while
-    /// it is missing, repairs of the range would be useless.
+    /// Returns the next request. `held` returns the number of equations that the decoder holds for
+    /// a range of packets. A request never includes a packet for which `is_given_up` returns true:
+    /// such a packet is not requested, and while it is missing, repairs of a range that includes it
+    /// would be useless.
     pub(super) fn ask(
         &mut self,
         now: Instant,
@@ -198,7 +200,7 @@ impl Requests {
 }
 
 /// Returns whether `count` packets are too many for one request, or their repairs too much work for
-/// the peer at once.
+/// the peer in one go.
 fn is_too_much(first: Seq, last: Seq, count: usize) -> bool {
     count > MAX_ASKED || (last - first + 1) as usize * count > MAX_WORK
 }
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn no_range_has_a_packet_that_is_given_up() {
+    fn requests_exclude_packets_that_are_given_up() {
         let mut requests = Requests::default();
         [100, 107, 110].iter().for_each(|&seq| requests.missing(at(0), seq));
         let mut next = || requests.ask(at(25), TIMES, |_, _| 0, |seq| seq == 105);
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_beyond_the_coming_repairs_are_requested_at_once() {
+    fn losses_beyond_the_expected_repairs_are_requested_early() {
         let mut requests = Requests::default();
         (0..30).for_each(|n| requests.missing(at(n / 10), 100 + n));
         assert_eq!((requests.due(TIMES, 26), requests.due(TIMES, 10)), (Some(at(25)), Some(at(6))));

@@ -1,4 +1,4 @@
-//! Sealing and opening transport messages, by AES-256-GCM under a session's keys. The nonce is a
+//! Sealing and opening of transport messages, with AES-256-GCM and a session's keys. The nonce is a
 //! counter, which never repeats; a sliding window accepts each counter once.
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -15,7 +15,8 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    /// Creates the sending half of a session of this lane; `receiver` is its index at the peer.
+    /// Creates the sending half of a session of this lane; `receiver` is the session's index at the
+    /// peer.
     pub(super) fn new(key: &[u8; 32], lane: u8, receiver: u32) -> Self {
         Sealer::at(key, (lane, receiver), 0)
     }
@@ -40,7 +41,7 @@ impl Sealer {
         self.counter = self.counter.saturating_add(count);
     }
 
-    /// Appends a datagram to `out`; `write` appends its message.
+    /// Appends a sealed datagram to `out`; `write` appends the message to be sealed.
     pub(super) fn seal(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
         let start = out.len();
         let counter = self.counter;
@@ -83,12 +84,12 @@ impl Opener {
         Opener { key: aead(key), window }
     }
 
-    /// Counter after the highest one received.
+    /// Counter after the highest counter received.
     pub(super) fn received(&self) -> u64 {
         self.window.next()
     }
 
-    /// Opens a whole transport datagram in place and returns its message.
+    /// Opens a complete transport datagram in place and returns its message.
     pub(super) fn open<'a>(
         &mut self,
         counter: u64,
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_opens_once() {
+    fn a_sealed_datagram_opens_once() {
         let (mut sealer, mut opener) = pair();
         let mut datagram = Vec::new();
         sealer.seal(&mut datagram, |out| out.extend(b"repair"));
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bit_may_change() {
+    fn any_changed_bit_is_detected() {
         let (mut sealer, mut opener) = pair();
         let mut datagram = Vec::new();
         sealer.seal(&mut datagram, |out| out.extend(b"repair"));

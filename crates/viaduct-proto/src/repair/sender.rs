@@ -64,15 +64,15 @@ impl Sender {
         }
     }
 
-    /// Evaluates the acknowledgement in a packet from the peer's site, and the duplicates that it
-    /// reports (DSACK).
+    /// Evaluates the acknowledgement in a packet from the peer's site, including the duplicates
+    /// that the acknowledgement reports (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.overhear(now, packet);
         }
     }
 
-    /// Handles the peer's report on the path to it.
+    /// Handles the peer's report on the path to the peer.
     pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         self.coder.handle_report(now, report, rtt);
         if let Some(pace) = self.coder.pace() {
@@ -80,14 +80,14 @@ impl Sender {
         }
     }
 
-    /// Notes whether messages leave by another path than packets.
+    /// Sets whether messages leave over a path other than that of the packets.
     pub(super) fn set_other_path(&mut self, is_other: bool) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.has_other_path = is_other;
         }
     }
 
-    /// Handles drops of this host's own queue in front of the link.
+    /// Handles drops by this host's own queue in front of the link.
     pub(super) fn handle_own_drops(&mut self, now: Instant) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.controller.room.handle_drops(now);
@@ -115,21 +115,20 @@ impl Sender {
         self.sheddable() + self.others
     }
 
-    /// Bytes of memory held for packets that the peer may request, which [`Sender::shed`] gives
-    /// back.
+    /// Bytes of memory held for packets that the peer may request, which [`Sender::shed`] frees.
     pub(super) fn sheddable(&self) -> usize {
         self.coder.kept()
     }
 
-    /// Gives back the memory of the oldest kept packets.
+    /// Frees the memory of the oldest kept packets.
     pub(super) fn shed(&mut self) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.shed();
         }
     }
 
-    /// Housekeeping; called a few times a second while there is traffic. Forgets packets and names
-    /// that are too old to be requested.
+    /// Housekeeping; to be called a few times a second while there is traffic. Forgets packets and
+    /// names that are too old to be requested.
     pub(super) fn tick(&mut self, now: Instant) {
         let next = self.coder.next_seq();
         let is_old = |(at, _): &(Instant, Seq)| now.since(*at) >= REQUESTED_WITHIN;
@@ -152,7 +151,7 @@ impl Sender {
         self.marks.is_empty()
     }
 
-    /// Changes the code; repairs that the old code still holds are sent at once.
+    /// Sends the repairs that the current code still holds, and then changes the code.
     pub(super) fn change(&mut self, now: Instant, plan: Plan, channel: &mut Channel<'_>) {
         self.flush_all(now, channel);
         let stats = self.stats;
@@ -166,7 +165,7 @@ impl Sender {
         self.name(channel);
     }
 
-    /// Sends all that the peer may need, before another process continues.
+    /// Sends everything that the peer may still need, before a new process takes over.
     pub(super) fn finish(&mut self, now: Instant, channel: &mut Channel<'_>) {
         self.flush_all(now, channel);
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
@@ -174,7 +173,7 @@ impl Sender {
         stats.repair_bytes += bundle.send(channel) as u64;
     }
 
-    /// Continues the work of another process, with a new encoder.
+    /// Takes over from the previous process, with a new encoder.
     pub(super) fn resume(&mut self, now: Instant, plan: Plan, record: Option<&ControlRecord>) {
         let new = Sender { stats: self.stats, ..Sender::new(plan) };
         let passive = std::mem::replace(self, new).coder;
@@ -186,13 +185,13 @@ impl Sender {
         }
     }
 
-    /// Counts `missed` packets that the tap did not see.
+    /// Counts `missed` packets that the tap missed.
     pub(super) fn miss(&mut self, missed: u64) {
         self.stats.packets += missed;
         self.stats.unprotected += missed;
     }
 
-    /// Handles a copy, which is overwritten, of a packet that left for the peer's site at `left`.
+    /// Handles the copy of a packet that left for the peer's site at `left`. Overwrites the copy.
     /// `symbol` is a buffer that all senders share, so that it stays in the processor's cache.
     pub(super) fn handle(
         &mut self,
@@ -241,8 +240,8 @@ impl Sender {
         [flush, self.names.due, self.coder.copies_due()].into_iter().flatten().min()
     }
 
-    /// Sends the repairs that a pause in the traffic has left incomplete, one stage at a time, and
-    /// the copies and names that are due.
+    /// Sends what is due: after a pause in the traffic the repairs that are incomplete, one stage
+    /// at a time; copies; and names.
     pub(super) fn handle_timeout(&mut self, now: Instant, channel: &mut Channel<'_>) {
         while let Some((since, stage)) = self.idle
             && since + self.flush_after * (stage as u32 + 1) <= now
@@ -277,8 +276,8 @@ impl Sender {
                 section::emit_copies(group[0].seq, group[0].fields, packets, out);
             });
         });
-        // The copy of a packet of the path's maximum length does not fit a datagram: it is sent as
-        // a repair, which may be split into two.
+        // The copy of a packet of the path's maximum length does not fit in a datagram: the packet
+        // is sent as a repair, which may be split into two.
         for seq in long {
             auto.repeat(seq, &mut frame(names, bundle, stats, channel));
         }

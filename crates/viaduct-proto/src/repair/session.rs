@@ -10,9 +10,9 @@
 //! Either side may start. A responder seals with new keys only after the peer has used them: a
 //! replayed or incomplete handshake never interrupts a working session.
 //!
-//! An initiation carries its sender's clock, which must rise. The latest value in each direction is
-//! kept across restarts ([`Clocks`]): a recorded initiation is still refused after a restart, and a
-//! site whose clock was set back can still connect.
+//! An initiation carries a timestamp from its sender's clock; timestamps must increase. The latest
+//! timestamp in each direction is kept across restarts ([`Clocks`]): so a recorded initiation is
+//! refused even after a restart, and a site whose clock was set back can still connect.
 
 mod handover;
 mod schedule;
@@ -33,7 +33,7 @@ pub(super) use schedule::SILENCE;
 pub(super) use tally::Tally;
 
 /// Maximum number of sessions: two for each transport, in case both sides have started one, and two
-/// older ones.
+/// older sessions.
 const KEPT: usize = 6;
 /// Maximum number of handshakes that are answered in a second.
 const LIMIT: u32 = 5;
@@ -50,7 +50,7 @@ pub(super) struct SessionConfig {
     pub entropy: Entropy,
     /// Wall clock at the origin of [`Instant`], nanoseconds since 1970.
     pub unix_nanos_at_zero: u64,
-    /// Low 16 bits of every session index, which assign a datagram to this peer.
+    /// Low 16 bits of every session index, which assign a datagram to this lane of the peer.
     pub slot: u16,
     /// Lane of the sessions, and the number of lanes that this site wants.
     pub offer: LaneOffer,
@@ -71,7 +71,7 @@ pub(super) enum Received<'a> {
     Initiation,
     /// Response to an initiation, over the same transport.
     Response,
-    /// Datagram that needs no action, and has been counted.
+    /// Datagram that has been counted and needs no further action.
     Nothing,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Session {
     /// Low 16 bits of the indices of the sessions.
     pub(super) slot: u16,
     pub(super) offer: LaneOffer,
-    /// Number of lanes that the peer wants according to a handshake; `None` once taken.
+    /// Number of lanes that the peer wants, according to a handshake; `None` once taken.
     wish: Option<LaneCount>,
     /// Sessions, newest first.
     live: Vec<Live>,
@@ -89,7 +89,8 @@ pub(super) struct Session {
     pending: [Option<(u32, Initiation)>; Transport::ALL.len()],
     pub(super) schedule: Schedule,
     pub(super) clocks: Clocks,
-    /// Number of handshakes that may still be answered in the present second, and its start.
+    /// Number of handshakes that may still be answered in the current second, and the start of this
+    /// second.
     allowance: (u32, Instant),
     /// Datagrams that the peer has sent over UDP.
     pub(super) datagrams: Tally,
@@ -101,20 +102,21 @@ struct Live {
     /// Transport of the handshake.
     transport: Transport,
     born: Instant,
-    /// This side has started the session.
+    /// True if this side has started the session.
     initiator: bool,
-    /// This side has started the session, or the peer has used it. Otherwise it seals no messages.
+    /// True if this side has started the session, or the peer has used it. Otherwise the session
+    /// seals no messages.
     confirmed: bool,
     sealer: Sealer,
     opener: Opener,
-    /// Counter after the highest one that has arrived.
+    /// Counter after the highest counter that has arrived.
     next: u64,
     keys: Keys,
 }
 
 impl Session {
-    /// Creates a session from the shared secret of the two keys; the first handshake is due at
-    /// once.
+    /// Creates a session from the shared secret of the two keys; the first handshake is due
+    /// immediately.
     pub(super) fn new(config: &SessionConfig, shared: &SharedSecret, now: Instant) -> Self {
         let SessionConfig { secret, peer, entropy, .. } = config.clone();
         let waits = secret.public().as_bytes() >= peer.as_bytes();
@@ -134,13 +136,13 @@ impl Session {
         }
     }
 
-    /// Takes over the clocks of an earlier run.
+    /// Takes over the timestamps of an earlier run.
     pub(super) fn remember(&mut self, clocks: Clocks) {
         self.clocks = self.clocks.max(clocks);
     }
 
-    /// Takes the number of lanes that the peer wants, if a handshake has told it since the last
-    /// call.
+    /// Takes the number of lanes that the peer wants; `None` if there has been no handshake since
+    /// the last call.
     pub(super) fn take_wish(&mut self) -> Option<LaneCount> {
         self.wish.take()
     }
@@ -155,7 +157,7 @@ impl Session {
         self.live.iter().find(|s| s.confirmed).map(|s| s.index)
     }
 
-    /// Returns whether there is a session whose peer answers. Reports of the peer, one a second,
+    /// Returns whether there is a session and the peer answers. Reports of the peer, one a second,
     /// count as answers. The peer counts as gone after [`SILENCE`] and two retry intervals of a
     /// handshake.
     pub(super) fn alive(&self) -> bool {
@@ -168,7 +170,7 @@ impl Session {
         newest.map(|session| session.sealer.seal(out, write)).is_some()
     }
 
-    /// Handles a datagram that has arrived by `via`. An answer is appended to `out`.
+    /// Handles a datagram that has arrived over `via`. Appends the answer, if any, to `out`.
     pub(super) fn handle<'a>(
         &mut self,
         now: Instant,
@@ -195,7 +197,8 @@ impl Session {
         }
     }
 
-    /// Returns whether a handshake is for this lane. Lanes by path are not those by address.
+    /// Returns whether a handshake is for this lane. Lanes by path are distinct from lanes by
+    /// address.
     fn is_for_lane(&self, offer: LaneOffer) -> bool {
         offer.lane == self.offer.lane && offer.by_path == self.offer.by_path
     }
@@ -278,8 +281,8 @@ impl Session {
         datagram: &mut [u8],
     ) -> Received<'a> {
         let at = via as usize;
-        // The index is checked first: that is cheap, and a third party rarely guesses the pending
-        // one.
+        // The index is checked first: this check is cheap, and a third party rarely guesses the
+        // index of the pending initiation.
         if self.pending[at].as_ref().is_none_or(|(index, _)| *index != receiver) {
             self.stats.unknown += 1;
             return Received::Nothing;
@@ -296,7 +299,7 @@ impl Session {
         self.schedule.heard(now);
         self.schedule.completed(now);
         self.wish = Some(wanted);
-        // A response by a less preferred transport is not needed any more.
+        // A response over a less preferred transport is no longer needed.
         self.pending[at..].fill_with(|| None);
         self.schedule.answered();
         self.adopt(now, via, (receiver, sender), &keys, true);
@@ -325,7 +328,7 @@ impl Session {
             keys: *keys,
         };
         // The peer uses only the answer to its latest initiation over a transport. Earlier
-        // unconfirmed sessions are therefore dropped, so that they do not evict working ones.
+        // unconfirmed sessions are therefore dropped, so that they do not evict working sessions.
         if !initiator {
             self.live.retain(|s| s.confirmed || s.transport != transport);
         }
@@ -333,7 +336,8 @@ impl Session {
         self.live.truncate(KEPT);
     }
 
-    /// Schedules the next initiation by the age of the keys in use and the silence of the peer.
+    /// Schedules the next initiation according to the age of the keys in use and the silence of the
+    /// peer.
     fn update_schedule(&mut self, now: Instant) {
         let newest = self.live.iter().find(|s| s.confirmed);
         self.schedule.update(now, newest.map(|s| (s.born, s.initiator)));

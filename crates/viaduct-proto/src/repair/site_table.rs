@@ -16,7 +16,7 @@ use crate::wire::ip::Header;
 #[derive(Debug, Default)]
 pub(super) struct SiteTable {
     remote: PrefixTable<Entry>,
-    /// Prefixes of this site. All peers of a config have the same ones, so there is one list.
+    /// Prefixes of this site. Peers with the same prefixes share a list; usually, all peers do.
     local: Vec<Vec<IpNet>>,
 }
 
@@ -29,8 +29,8 @@ struct Entry {
 }
 
 impl SiteTable {
-    /// Creates the table of peers with these sites. If two have the same prefix, the first one gets
-    /// the packets.
+    /// Creates the table of peers with these sites. If two peers have the same prefix, its packets
+    /// go to the first of them.
     pub(super) fn new<'a>(peers: impl IntoIterator<Item = &'a Sites>) -> SiteTable {
         let mut table = SiteTable::default();
         for (peer, sites) in peers.into_iter().enumerate() {
@@ -45,12 +45,12 @@ impl SiteTable {
         table
     }
 
-    /// Peer to whose site a packet goes from this one.
+    /// Peer to whose site a packet from this site goes.
     pub(super) fn leaves(&self, header: &Header) -> Option<usize> {
         self.find(header.destination, header.source)
     }
 
-    /// Peer from whose site a packet comes to this one.
+    /// Peer from whose site a packet to this site comes.
     pub(super) fn arrives(&self, header: &Header) -> Option<usize> {
         self.find(header.source, header.destination)
     }
@@ -67,12 +67,12 @@ mod tests {
 
     use super::*;
 
-    /// Peer of a packet, by a look at all prefixes.
+    /// Peer of a packet, found by a search of all prefixes.
     fn searched(peers: &[Sites], remote: IpAddr, local: IpAddr) -> Option<usize> {
         let prefixes =
             peers.iter().enumerate().flat_map(|(n, of)| of.remote.iter().map(move |p| (n, p)));
         let fits = prefixes.filter(|(_, prefix)| prefix.contains(&remote));
-        // `max_by_key` returns the last maximum, and the first one is wanted.
+        // `max_by_key` returns the last maximum, but the first is needed.
         let (peer, _) = fits
             .collect::<Vec<_>>()
             .into_iter()

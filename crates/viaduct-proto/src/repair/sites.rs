@@ -16,7 +16,7 @@ pub struct Sites {
 }
 
 impl Sites {
-    /// Returns whether a packet comes from the peer's site to this one.
+    /// Returns whether a packet comes from the peer's site and goes to this site.
     pub fn arrives(&self, header: &Header) -> bool {
         within(&self.remote, header.source) && within(&self.local, header.destination)
     }

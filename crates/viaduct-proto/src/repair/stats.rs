@@ -1,4 +1,4 @@
-//! Counters of the packet plane, copied by value. All count from the start of the process.
+//! Counters of the packet plane, copied by value. They all start at the start of the process.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::time::Duration;
 pub const LOSS_BUCKETS: usize = 12;
 
 /// Buckets of the recovery-latency histogram; bucket i counts latencies up to `LATENCY_BOUNDS[i]`,
-/// and the last bucket all longer ones.
+/// and the last bucket counts all longer latencies.
 pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS.len() + 1;
 
 /// Upper bounds of the recovery-latency buckets, in microseconds.
@@ -60,9 +60,9 @@ pub struct SenderStats {
     pub unprotected: u64,
     /// Repairs sent.
     pub repairs: u64,
-    /// Bytes of repairs, names and copies on the wire, outer IP and UDP headers included.
+    /// Bytes of repairs, names and copies on the wire, including the outer headers.
     pub repair_bytes: u64,
-    /// Repairs sent because traffic paused before they were full.
+    /// Repairs sent early because traffic paused.
     pub flushed: u64,
     /// Repairs sent because the peer requested them.
     pub answered: u64,
@@ -71,7 +71,8 @@ pub struct SenderStats {
     /// Copies of packets sent.
     #[serde(default)]
     pub copies: u64,
-    /// Packets named but in no repair, by class or because losses do not slow their sender.
+    /// Packets that were named but not encoded, because of their class or because losses do not
+    /// slow their sender down.
     #[serde(default)]
     pub left_alone: u64,
     /// Acknowledgements without data that were not announced to the peer.
@@ -94,9 +95,9 @@ pub struct ReceiverStats {
     pub recovered: u64,
     /// Lost packets that were not recovered in time, or that were recovered but withheld.
     pub unrecoverable: u64,
-    /// Packets whose names did not arrive in time: unknown whether they were lost.
+    /// Packets whose names did not arrive in time: it is unknown whether they were lost.
     pub uncovered: u64,
-    /// Packets that were counted as missing and arrived late by themselves.
+    /// Packets that were counted as missing but arrived late without a recovery.
     pub late: u64,
     /// Recoveries whose identity check failed; never injected.
     pub garbled: u64,
@@ -108,14 +109,14 @@ pub struct ReceiverStats {
     /// Recovered SYNs not injected because it is unknown whether the path lowers their MSS.
     pub withheld: u64,
     /// Sections that are malformed or of an unknown kind, and repairs that the decoder refused:
-    /// with an impossible equation, or beyond its memory limit.
+    /// because of an impossible equation or its memory limit.
     pub malformed: u64,
-    /// Losses on the link as seen from here.
+    /// Losses on the link as seen by this gateway.
     pub link: LossReport,
     /// Copies of packets received.
     #[serde(default)]
     pub copies: u64,
-    /// Copies that were of no use: most are of packets that were here already.
+    /// Copies that were of no use: most were of packets that had already arrived or been recovered.
     #[serde(default)]
     pub useless_copies: u64,
     /// Packets requested from the peer; a packet counts each time that it is requested.
@@ -131,7 +132,8 @@ pub struct ReceiverStats {
     /// Acknowledgements without data, which the peer does not announce.
     #[serde(default)]
     pub acks: u64,
-    /// Recoveries with a renewed TCP timestamp: their hosts would have refused the old one.
+    /// Recoveries with a renewed TCP timestamp: their destinations would have refused the old
+    /// timestamp.
     #[serde(default)]
     pub renewed: u64,
     /// Time from expected arrival to injection ([`LATENCY_BOUNDS`]), of recovered packets that no
@@ -154,7 +156,7 @@ impl ReceiverStats {
 /// Counters of the secure session with one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStats {
-    /// Handshakes completed, re-keying included.
+    /// Handshakes completed, including re-keying.
     pub handshakes: u64,
     /// Datagrams that failed authentication.
     pub forged: u64,
@@ -169,7 +171,7 @@ pub struct SessionStats {
 /// All counters of one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStats {
-    /// Repairs can be exchanged at present.
+    /// True if repairs can currently be exchanged.
     pub up: bool,
     /// Counters of the sending side.
     pub sender: SenderStats,
@@ -177,7 +179,7 @@ pub struct PeerStats {
     pub receiver: ReceiverStats,
     /// Counters of the session.
     pub session: SessionStats,
-    /// Last report of the peer on the link from here to it.
+    /// Last report of the peer on the link from this gateway to the peer.
     pub reported: LossReport,
 }
 
@@ -221,7 +223,8 @@ impl<const N: usize> Total for [u64; N] {
     }
 }
 
-/// Adds all fields of a struct, which are listed; the compiler checks that none is missing.
+/// Implements [`Total`] for a struct whose fields are listed; the compiler checks that no field is
+/// missing.
 macro_rules! total {
     ($type:ident: $($field:ident)*) => {
         impl Total for $type {
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_on_a_bound_belongs_below_it() {
+    fn a_latency_equal_to_a_bound_counts_below_it() {
         let mut stats = ReceiverStats::default();
         stats.record_latency(Duration::from_micros(500));
         stats.record_latency(Duration::from_secs(9));

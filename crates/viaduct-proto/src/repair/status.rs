@@ -44,7 +44,7 @@ pub struct PeerStatus {
     /// Number of lanes.
     #[serde(default)]
     pub lanes: usize,
-    /// Lanes without a session, or whose peer is silent.
+    /// Number of lanes without a session, or whose peer is silent.
     #[serde(default)]
     pub lanes_down: usize,
     /// Slices that the peer owns, if it is a member of a rack.
@@ -74,9 +74,9 @@ pub struct PathStatus {
     pub up: bool,
     /// Round-trip time in milliseconds.
     pub rtt_ms: Option<f64>,
-    /// Name of the WAN by which repairs of this path's packets are sent.
+    /// Name of the WAN over which repairs of this path's packets are sent.
     pub repairs_by: String,
-    /// Packets that were sent by this path.
+    /// Packets that were sent over this path.
     pub sent: u64,
     /// Packets from the peer: the number whose fate is known, and how many of these were lost.
     pub received: (u64, u64),
@@ -121,7 +121,7 @@ pub struct LinkStatus {
     pub congested: u64,
     /// Random losses that flows have noticed.
     pub visible: u64,
-    /// Results that codes would have achieved, if the link is observed.
+    /// Results that codes would have achieved, if the link is only observed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trials: Vec<TrialStatus>,
 }

@@ -1,9 +1,9 @@
 //! Store of the latest packets as they arrived: the basis of recoveries, and the local cache
 //! (paper, 4.5).
 //!
-//! The store takes memory as packets arrive. It gives the oldest packets' memory back when the
-//! plane needs it for another peer ([`super::budget`]). Each packet is stored behind its prefix, in
-//! the form in which it is encoded. Byte-identical packets (duplicate ACKs, repeated datagrams)
+//! The store takes memory as packets arrive. It frees the memory of the oldest packets when the
+//! plane needs memory for another peer ([`super::budget`]). Each packet is stored after its prefix,
+//! in the form in which it is encoded. Byte-identical packets (duplicate ACKs, repeated datagrams)
 //! share a name, which finds the newest of them.
 //!
 //! Names are found by chains from newer to older packets, one for each bucket. A chain ends where
@@ -12,8 +12,8 @@
 //! ```text
 //!   buckets   [17] [ ] [12] [16]
 //!               │        │    └──────────────┐
-//!   slots       │   11◀─12   13   14◀─15◀────16   17        13 … 17 are here
-//!               └──────────────────────────────────┘        12, and so its chain, is gone
+//!   slots       │   11◀─12   13   14◀─15◀────16   17        13 … 17 are stored
+//!               └──────────────────────────────────┘        12 was evicted: end of chain
 //! ```
 
 use std::collections::VecDeque;
@@ -40,7 +40,7 @@ pub(super) struct Store {
     /// Number of packets evicted so far. The packet `slots[n]` has the number `evicted + n + 1`;
     /// numbers never repeat.
     evicted: u64,
-    /// Number of the newest packet of each bucket; 0 before the first.
+    /// Number of the newest packet of each bucket; 0 if there is none.
     buckets: Box<[u64]>,
 }
 
@@ -64,7 +64,7 @@ impl Store {
         self.link(self.slots.len() - 1);
     }
 
-    /// Puts the packets into `buckets` buckets.
+    /// Distributes the packets over `buckets` buckets.
     fn spread(&mut self, buckets: usize) {
         self.buckets = vec![0; buckets].into_boxed_slice();
         (0..self.slots.len()).for_each(|index| self.link(index));
@@ -111,7 +111,7 @@ impl Store {
             + size_of_val(&self.buckets[..])
     }
 
-    /// Evicts some of the oldest packets, to give their memory back.
+    /// Evicts some of the oldest packets, to free their memory.
     pub(super) fn shed(&mut self) {
         let gone = self.packets.shed();
         self.slots.drain(..gone);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn all_memory_is_given_back() {
+    fn all_memory_is_freed() {
         let mut store = Store::default();
         for n in 0..10_000 {
             store.insert(NOW, Identity(n << 7), [0; PREFIX], &[0; 1_000]);
@@ -185,9 +185,9 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the store with a list of all packets, of which it must hold a suffix.
+        /// Compares the store with a list of all packets, of which the store must hold a suffix.
         #[test]
-        fn the_newest_packets_are_there_whole(
+        fn the_newest_packets_are_stored_unaltered(
             sizes in prop::collection::vec((1..300usize, 0..40u64, 0..12u8), 1..300),
         ) {
             let mut store = Store::default();

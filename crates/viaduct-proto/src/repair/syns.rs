@@ -1,16 +1,16 @@
 //! SYNs whose MSS the path lowers: a SYN that arrived altered was not lost.
 //!
-//! Providers of PPPoE and mobile networks lower the MSS in SYNs that pass them. The far gateway
-//! then sees a SYN that was never announced, and misses the announced one. Injecting the original
-//! would give a host the unlowered MSS, which breaks its connections. The receiver therefore
-//! remembers recent SYNs by the fields that identify their connection, and learns from pairs of
-//! original and altered SYNs how the path treats the MSS:
+//! Providers of PPPoE and mobile networks lower the MSS in SYNs that pass through them. The far
+//! gateway then sees a SYN that was never announced, and misses the announced SYN. Injecting the
+//! original would give a host the unlowered MSS, which breaks its connections. The receiver
+//! therefore remembers recent SYNs by the fields that identify their connection, and learns from
+//! pairs of original and altered SYNs how the path treats the MSS:
 //!
 //! ```text
 //!   SYN arrives ──── its MSS is what the path lowers to ───────▶ also stored as it was sent
 //!   recovered SYN ──┬─ the same with another MSS has arrived ──▶ not lost; the path lowers to that
-//!                   ├─ nothing is known of the path yet ───────▶ not injected: TCP sends it again
-//!                   └─ else ─────────▶ injected, its MSS lowered as the path would have
+//!                   ├─ nothing is known of the path yet ───────▶ not injected: TCP retransmits it
+//!                   └─ otherwise ────▶ injected, with its MSS lowered as by the path
 //! ```
 
 use std::collections::VecDeque;
@@ -18,9 +18,9 @@ use std::collections::VecDeque;
 use super::identity::{Identity, IdentityKey};
 use crate::wire::tcp_syn::TcpSyn;
 
-/// Limit of remembered SYNs.
+/// Maximum number of remembered SYNs.
 const MAX_RECENT: usize = 128;
-/// Limit of remembered original MSS values.
+/// Maximum number of remembered original MSS values.
 const MAX_ORIGINALS: usize = 2;
 
 /// MSS handling of the path.
@@ -53,7 +53,7 @@ struct Arrived {
     ipv6: bool,
 }
 
-/// Recent SYNs, and the MSS handling learnt from them.
+/// Recent SYNs, and the path's MSS handling learnt from them.
 #[derive(Debug, Default)]
 pub(super) struct Syns {
     recent: VecDeque<Arrived>,
@@ -64,7 +64,7 @@ pub(super) struct Syns {
 }
 
 impl Syns {
-    /// Notes an arrived packet if it is a SYN.
+    /// Records an arrived packet if it is a SYN.
     pub(super) fn arrived(&mut self, key: &IdentityKey, identity: Identity, packet: &[u8]) {
         let Some(syn) = TcpSyn::parse(packet) else { return };
         if self.recent.len() == MAX_RECENT {
@@ -93,7 +93,7 @@ impl Syns {
         originals.collect()
     }
 
-    /// Notes that the packet of this name was announced, and has arrived unaltered.
+    /// Records that the packet of this name was announced, and has arrived unaltered.
     pub(super) fn unaltered(&mut self, identity: Identity) {
         if self.paths == [Path::Keeps; 2] || self.recent.is_empty() {
             return;
@@ -108,7 +108,7 @@ impl Syns {
         }
     }
 
-    /// Decides on a recovered packet that was not seen to arrive.
+    /// Decides how to treat a recovered packet whose arrival was not seen.
     pub(super) fn judge(&mut self, key: &IdentityKey, packet: &[u8]) -> SynVerdict {
         let Some(syn) = TcpSyn::parse(packet) else { return SynVerdict::Lost };
         let (connection, mss) = (key.name(&syn.coarse(packet)), syn.mss(packet));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_lowers_is_learnt_from_what_arrives_altered() {
+    fn the_lowering_of_the_mss_is_learnt_from_altered_syns() {
         let (key, mut syns) = (IdentityKey::new(&[1; 32]), Syns::default());
         let arrive = |syns: &mut Syns, packet: &[u8]| {
             let identity = key.name(packet);
@@ -177,7 +177,7 @@ mod tests {
         let SynVerdict::Lower(of, most) = syns.judge(&key, &lost) else { panic!("it was lost") };
         assert_eq!((of, most), (TcpSyn::parse(&lost).unwrap(), 1000));
         assert_eq!(syns.as_sent(&syn(5, 1000)), [syn_with_sum(5, 1460)]);
-        assert!(syns.as_sent(&syn(5, 900)).is_empty(), "its own MSS is lower");
+        assert!(syns.as_sent(&syn(5, 900)).is_empty(), "the sender's own MSS is lower");
         let whole = arrive(&mut syns, &syn(4, 1460));
         syns.unaltered(whole);
         assert_eq!(syns.lowered(), [None, None], "the path has changed");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_remembered_syns_is_bounded() {
         let (key, mut syns) = (IdentityKey::new(&[1; 32]), Syns::default());
         for port in 0..1_000 {
             let packet = syn(port, 1460);

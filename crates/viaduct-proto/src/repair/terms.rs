@@ -6,7 +6,8 @@
 //!  | own count 1, n x (address bytes 1, length 1, address 16) | peer's count 1, the same
 //! ```
 //!
-//! The digests cover all prefixes; the lists, which are for display, have the first [`MAX_LISTED`].
+//! The digests cover all prefixes; the lists, which are for display, contain the first
+//! [`MAX_LISTED`].
 
 use std::hash::Hasher as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,7 +18,7 @@ use ipnet::IpNet;
 use crate::reader::Reader;
 
 pub(super) const TERMS: u8 = 5;
-/// Limit of listed prefixes of one site.
+/// Maximum number of listed prefixes of one site.
 pub const MAX_LISTED: usize = 12;
 /// Longest text, in bytes.
 const MAX_TEXT: usize = 100;
@@ -57,7 +58,7 @@ impl Listed {
 pub struct Terms {
     /// Version of the gateway's program.
     pub version: String,
-    /// Code towards the receiver.
+    /// Code for packets to the receiver's site.
     pub code: String,
     /// Prefixes of the gateway's own site.
     pub own: Listed,
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn they_round_trip_and_fit_a_packet() {
+    fn terms_round_trip_and_fit_in_a_packet() {
         let many: Vec<String> = (0..40).map(|n| format!("fd00:{n}::/32")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         for of in [terms(&["10.1.0.0/16", "fd00::/8"], &["10.2.0.0/16"]), terms(&many, &many)] {

@@ -1,7 +1,7 @@
-//! Lists of peers with an event, one for each purpose. Other peers need not be looked at.
+//! Lists of peers with an event, one for each purpose. Other peers need not be examined.
 //!
 //! ```text
-//!   packet, datagram, timer ─▶ touch ─┬─▶ Deadline   until the next deadline is noted
+//!   packet, datagram, timer ─▶ touch ─┬─▶ Deadline   until the next deadline is recorded
 //!                                     ├─▶ Datagrams  until the datagrams to send are taken
 //!                                     ├─▶ Counters   until the counters are published
 //!                                     └─▶ Facts      until the other facts are published
@@ -19,16 +19,16 @@ pub(super) enum Purpose {
 const PURPOSES: usize = 4;
 const ALL: u8 = (1 << PURPOSES) - 1;
 
-/// Lists of peers, by index; none has a peer twice.
+/// Lists of peers, by index; no list has a peer twice.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// Lists in which each peer is, as bits.
+    /// For each peer, the lists that contain it, as bits.
     listed: Vec<u8>,
     lists: [Vec<usize>; PURPOSES],
 }
 
 impl Touched {
-    /// Puts the peers 0 to `peers` - 1 in all lists, and no others.
+    /// Resets each list to the peers 0 to `peers` - 1.
     pub(super) fn reset(&mut self, peers: usize) {
         self.listed = vec![ALL; peers];
         self.lists.fill((0..peers).collect());

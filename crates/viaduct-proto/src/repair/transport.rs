@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   start, silence ─▶ handshake over UDP ─▶ no answer ─▶ over UDP and fake TCP at the same time
-//!                                                          │ the first answer makes the session
+//!                                                          │ the first answer creates the session
 //!   session over fake TCP ─▶ every 10 s to 16 min: a handshake over UDP ─▶ answered: back to UDP
 //! ```
 //!
-//! An answered handshake proves that a transport passes both ways. The session that it makes
+//! An answered handshake proves that a transport works in both directions. The resulting session
 //! belongs to this transport. The peer changes to this transport when the session is used, so both
-//! gateways send over the same one without further messages.
+//! gateways send over the same transport without further messages.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ impl Transport {
     /// All transports, in order of preference.
     pub const ALL: [Transport; 2] = [Transport::Udp, Transport::FakeTcp];
 
-    /// Bytes of headers in addition to those of UDP.
+    /// Bytes of headers in addition to those of a datagram over UDP.
     pub(super) fn more_headers(self) -> usize {
         match self {
             Transport::Udp => 0,
@@ -55,7 +55,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Address of a gateway, and the transport by which it is reached.
+/// Address of a gateway, and the transport over which it is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// Transport.
@@ -65,7 +65,7 @@ pub struct Endpoint {
 }
 
 impl From<SocketAddr> for Endpoint {
-    /// Endpoint by UDP.
+    /// Endpoint over UDP.
     fn from(address: SocketAddr) -> Endpoint {
         Endpoint { transport: Transport::Udp, address }
     }
@@ -74,7 +74,7 @@ impl From<SocketAddr> for Endpoint {
 /// Transports that may be used for a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// UDP while it passes, otherwise fake TCP.
+    /// UDP while it works, otherwise fake TCP.
     #[default]
     Auto,
     /// Single transport.
@@ -83,7 +83,7 @@ pub enum TransportChoice {
     None,
 }
 
-/// Reason why the present transport is used.
+/// Reason why the current transport is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -96,7 +96,7 @@ pub enum Cause {
     Throttled,
     /// A handshake over UDP was answered again.
     Answered,
-    /// The peer has selected it.
+    /// The peer has selected the transport.
     Peer,
 }
 
@@ -117,12 +117,12 @@ impl fmt::Display for Cause {
 const FIRST_PROBE: Duration = Duration::from_secs(10);
 /// Maximum interval of probes, doubled for each time in a row that UDP failed soon after a return.
 const MAX_PROBE: Duration = Duration::from_secs(60);
-/// Time for which UDP must pass after a return to it: if it fails sooner, it is probed less often.
+/// Time for which UDP must work after a return to it: if UDP fails sooner, it is probed less often.
 const STEADY: Duration = Duration::from_secs(600);
-/// Binary logarithm of the maximum factor by which probes are less frequent.
+/// Binary logarithm of the maximum factor by which the interval of probes grows.
 const MAX_BACKOFF: u32 = 4;
 
-/// Number of handshakes for which a throttled UDP is avoided.
+/// Number of handshakes for which throttled UDP is avoided.
 const AVOIDING: u32 = 3;
 
 /// Selection of the transport for one peer.
@@ -133,15 +133,16 @@ pub(super) struct Selector {
     pub(super) cause: Cause,
     /// Handshakes since the last answer.
     unanswered: u32,
-    /// UDP is throttled, so that the first handshakes do not use it.
+    /// True if UDP is throttled: the first handshakes then avoid it.
     avoids_udp: bool,
-    /// The peer does not hear this gateway, although this gateway hears the peer.
+    /// True if the peer does not receive this gateway's datagrams, although this gateway receives
+    /// the peer's.
     unheard: bool,
-    /// Time of the next probe of UDP, and the interval to the one after it.
+    /// Time of the next probe of UDP, and the interval from this probe to the following one.
     probe: Option<(Instant, Duration)>,
     /// Time of the last return to UDP.
     returned: Option<Instant>,
-    /// Times in a row that UDP failed soon after a return.
+    /// Number of times in a row that UDP failed soon after a return.
     failures: u32,
 }
 
@@ -176,12 +177,12 @@ impl Selector {
         self.is_auto() && self.current == Transport::Udp && !self.avoids_udp
     }
 
-    /// Notes that UDP is throttled.
+    /// Records that UDP is throttled.
     pub(super) fn avoid_udp(&mut self) {
         self.avoids_udp = true;
     }
 
-    /// Returns whether datagrams by this transport are accepted.
+    /// Returns whether datagrams over this transport are accepted.
     pub(super) fn allows(&self, transport: Transport) -> bool {
         matches!(self.choice, TransportChoice::Auto)
             || self.choice == TransportChoice::Only(transport)
@@ -207,18 +208,19 @@ impl Selector {
         self.unanswered
     }
 
-    /// Returns whether the present try of an unanswered handshake is the second, fourth, ...
+    /// Returns whether the current attempt at an unanswered handshake is the second, the fourth,
+    /// etc.
     pub(super) fn is_even_try(&self) -> bool {
         self.unanswered > 0 && self.unanswered.is_multiple_of(2)
     }
 
-    /// Notes that the peer does not hear this gateway.
+    /// Records that the peer does not receive this gateway's datagrams.
     pub(super) fn set_unheard(&mut self) {
         self.unheard = true;
     }
 
-    /// Notes the transport of the session that is used from now on. `own`: this gateway has
-    /// started the session.
+    /// Records the transport of the session that is now used. `own`: this gateway has started the
+    /// session.
     pub(super) fn handle_session(&mut self, now: Instant, transport: Transport, own: bool) {
         (self.unanswered, self.unheard) = (0, false);
         let was_throttled = std::mem::take(&mut self.avoids_udp);
@@ -245,7 +247,7 @@ impl Selector {
         }
     }
 
-    /// Continues with the transport of an earlier process.
+    /// Takes over the transport of an earlier process.
     pub(super) fn resume(&mut self, now: Instant, transport: Transport, cause: Cause) {
         if !self.is_auto() {
             return;
@@ -262,7 +264,7 @@ impl Selector {
         self.probe.map(|(at, _)| at)
     }
 
-    /// Transports to be probed now by a handshake.
+    /// Returns the transports over which a probe, which is a handshake, is due now.
     pub(super) fn probe(&mut self, now: Instant) -> &'static [Transport] {
         let Some((_, interval)) = self.probe.filter(|(at, _)| *at <= now) else { return &[] };
         let longest = MAX_PROBE * (1 << self.failures);
@@ -296,10 +298,10 @@ mod tests {
         assert_eq!(selector.handshake(false), Transport::ALL);
         selector.handle_session(START, Transport::Udp, true);
         assert_eq!((selector.current, selector.cause), (Transport::Udp, Cause::Config));
-        assert_eq!(selector.handshake(true), Transport::ALL, "after a silence, both at once");
+        assert_eq!(selector.handshake(true), Transport::ALL, "after a silence, both together");
         selector.handle_session(START, Transport::FakeTcp, true);
         assert_eq!((selector.current, selector.cause), (Transport::FakeTcp, Cause::Unanswered));
-        assert_eq!(selector.handshake(false), [Transport::FakeTcp], "a new key, later");
+        assert_eq!(selector.handshake(false), [Transport::FakeTcp], "a later re-keying");
     }
 
     #[test]
@@ -315,7 +317,7 @@ mod tests {
         assert_eq!(probes, [10, 30, 70, 130, 190]);
         selector.handle_session(after(200), Transport::Udp, true);
         assert_eq!((selector.poll_timeout(), selector.cause), (None, Cause::Answered));
-        // UDP fails again at once, and again.
+        // UDP fails soon after its return, twice.
         selector.handle_session(after(210), Transport::FakeTcp, true);
         assert_eq!(selector.poll_timeout(), Some(after(210 + 120)));
         selector.handle_session(after(330), Transport::Udp, true);
@@ -323,11 +325,11 @@ mod tests {
         assert_eq!(selector.poll_timeout(), Some(after(340 + 240)));
         selector.handle_session(after(580), Transport::Udp, true);
         selector.handle_session(after(1_580), Transport::FakeTcp, true);
-        assert_eq!(selector.poll_timeout(), Some(after(1_590)), "it had been steady");
+        assert_eq!(selector.poll_timeout(), Some(after(1_590)), "UDP had been steady");
     }
 
     #[test]
-    fn a_throttled_udp_is_avoided_for_minutes() {
+    fn throttled_udp_is_avoided_for_minutes() {
         let mut selector = Selector::new(TransportChoice::Auto);
         assert!(selector.may_avoid_udp());
         selector.avoid_udp();

@@ -1,4 +1,4 @@
-//! Numbers whose names were lost, to be requested again.
+//! Packet numbers whose names were lost, and are to be requested.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::time::{Duration, Instant};
 const REPEATED: Duration = APART_TIME;
 /// Age at which names become useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// Limit of remembered ranges.
+/// Maximum number of remembered ranges.
 const MAX_RANGES: usize = 32;
 
 /// Ranges of numbers without names, oldest first.
@@ -30,7 +30,7 @@ struct Range {
 }
 
 impl Unnamed {
-    /// Notes that the numbers from `first` to `last` were not named.
+    /// Records that the numbers from `first` to `last` were not named.
     pub(super) fn passed(&mut self, now: Instant, first: Seq, last: Seq) {
         let mut begin = first;
         while begin <= last && self.ranges.len() < MAX_RANGES {
@@ -50,7 +50,8 @@ impl Unnamed {
         self.ranges.iter().map(|range| range.due(rtt)).min()
     }
 
-    /// Returns the next request. `is_named` tells whether a number has its name by now.
+    /// Returns the next request. `is_named` returns whether a number has been named in the
+    /// meantime.
     pub(super) fn ask(
         &mut self,
         now: Instant,

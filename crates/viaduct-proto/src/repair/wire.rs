@@ -9,10 +9,11 @@
 //!  transport   kind=3 version lane 0 | receiver index 4 | counter 8 | sealed message | tag 16
 //! ```
 //!
-//! The lane ([`super::lanes`]) is the third byte of each datagram: the kernel reads it there, to
-//! find the worker of a datagram. The field `last` of a handshake is the number of lanes that its
-//! sender wants, less one; its highest bit says that the lanes are paths. The lane and `last` are
-//! zero between gateways with a single lane.
+//! Numbers after a field are its length in bytes; the first four fields have one byte each. The
+//! lane ([`super::lanes`]) is the third byte of each datagram: the kernel reads it there, to find
+//! the worker of a datagram. The field `last` of a handshake is the number of lanes that its sender
+//! wants, minus one; the highest bit of the field is set if the lanes are paths. The lane and
+//! `last` are zero between gateways with a single lane.
 //!
 //! The hint identifies the initiator to the responder, so that the peer is found without trying the
 //! keys of all peers. Only these two can derive the hint, which differs between the directions. A
@@ -22,21 +23,22 @@ use super::lanes::{LaneOffer, MAX_LANES};
 
 /// Version of the whole format; datagrams of other versions are refused.
 pub const VERSION: u8 = 4;
-/// Maximum number of a version that is reported; a higher one is taken for noise.
+/// Highest version number that is reported; a higher number is taken for noise.
 const MAX_VERSION: u8 = 63;
 /// Offset of the lane in each datagram.
 pub const LANE_AT: usize = 2;
-/// Bytes before the sealed message of a transport datagram; they are authenticated with it.
+/// Number of bytes before the sealed message of a transport datagram; they are authenticated with
+/// it.
 pub const TRANSPORT_HEAD: usize = 16;
-/// Bytes of an authentication tag.
+/// Length of an authentication tag, in bytes.
 pub const TAG: usize = 16;
-/// Bytes of a handshake's MAC.
+/// Length of a handshake's MAC, in bytes.
 pub const MAC: usize = 32;
-/// Bytes of a handshake's Noise message: ephemeral key and tag, with an empty payload.
+/// Length of a handshake's Noise message, in bytes: ephemeral key and tag, with an empty payload.
 pub const NOISE: usize = 32 + 16;
-/// Bytes of a handshake initiation before its Noise message.
+/// Number of bytes of a handshake initiation before its Noise message.
 pub const INITIATION_HEAD: usize = 24;
-/// Bytes of a handshake response before its Noise message.
+/// Number of bytes of a handshake response before its Noise message.
 pub const RESPONSE_HEAD: usize = 12;
 /// Kind of an initiation.
 const INITIATION: u8 = 1;
@@ -49,7 +51,7 @@ pub enum Datagram {
     Initiation {
         /// Lane of the session, and the number of lanes that the sender wants.
         offer: LaneOffer,
-        /// Identifies the sender, see [`Hint`].
+        /// Identifier of the sender.
         hint: Hint,
         /// Sender's index of the new session.
         sender: u32,
@@ -83,7 +85,7 @@ pub fn is_initiation(datagram: &[u8]) -> bool {
 
 impl Datagram {
     /// Parses a datagram's head; `None` if its kind or version is unknown, if it is too short, if
-    /// there is no such lane, or if a handshake message has the wrong length.
+    /// the lane or the number of lanes is invalid, or if a handshake message has the wrong length.
     pub fn parse(bytes: &[u8]) -> Option<Datagram> {
         let [kind, version, lane, last] = *bytes.first_chunk()?;
         if version != VERSION || usize::from(lane) >= MAX_LANES {
@@ -180,13 +182,13 @@ mod tests {
             assert_eq!(
                 Datagram::parse(&bytes).is_some(),
                 is_transport,
-                "one length of a handshake"
+                "handshakes have one length"
             );
             bytes.pop();
             for (at, wrong) in [(2, 64), (3, 2), (3, 127)] {
                 let mut other = bytes.clone();
                 other[at] = wrong;
-                assert_eq!(Datagram::parse(&other), None, "no such lane, or number of lanes");
+                assert_eq!(Datagram::parse(&other), None, "invalid lane or number of lanes");
             }
             bytes[1] += 1;
             assert_eq!(Datagram::parse(&bytes), None, "another version");
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_of_other_versions_are_known_by_their_head() {
+    fn datagrams_of_other_versions_are_recognized_by_their_head() {
         let mut bytes = Vec::new();
         Datagram::Transport { lane: 5, receiver: 1, counter: 2 }.emit(&mut bytes);
         assert_eq!(Datagram::other_version(&bytes), None);
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!(Datagram::other_version(&sixteen), Some(VERSION + 1));
     }
 
-    /// Earlier versions know a single lane.
+    /// Earlier versions support only a single lane.
     #[test]
     fn the_heads_of_a_single_lane_are_those_of_earlier_versions() {
         let heads = [

@@ -1,12 +1,12 @@
 //! Matching of packet numbers to arrivals by short tags.
 //!
 //! A peer names its packets by tags of two bytes, in the order in which they left. By itself a tag
-//! is ambiguous: one packet in 65,536 has the same tag. The order of the tags makes up for that.
-//! Tags and arrivals are compared like two texts: equal tags in the same order are matched, a tag
-//! without an arrival is missing, and an arrival without a tag is skipped. Only missing tags and
-//! skipped arrivals, which are few, are then matched out of order. Arrivals that were skipped
-//! because their names were lost are left out: there are many of them, and some would match a
-//! missing tag by chance.
+//! is ambiguous: one packet in 65,536 has the same tag. The order of the tags resolves the
+//! ambiguity. Tags and arrivals are compared like two texts: equal tags in the same order are
+//! matched, a tag without an arrival is missing, and an arrival without a tag is skipped. Only
+//! missing tags and skipped arrivals, which are few, are then matched out of order. Arrivals that
+//! were skipped because their names were lost are left out: there are many of them, and some would
+//! match a missing tag by chance.
 //!
 //! ```text
 //!   tags       41  07  c3  9e  55  12          c3 is missing
@@ -47,22 +47,23 @@ pub struct Aligner {
     next: Arrival,
     /// Earlier arrivals without a number, oldest first.
     skipped: VecDeque<(Tag, Arrival)>,
-    /// Count of the newest `skipped` entries not yet compared with the missing numbers.
+    /// Number of the newest entries of `skipped` that have not been compared with the missing
+    /// numbers.
     fresh: usize,
     /// Arrivals that were skipped because they seem to belong to packet numbers never named.
     unnamed: VecDeque<(Tag, Arrival)>,
-    /// Count of arrivals that may still be skipped for packet numbers that were never named.
+    /// Number of arrivals that may still be skipped for packet numbers that were never named.
     gap: u64,
-    /// Packet number after the last one that was named.
+    /// Packet number after the highest one that was named.
     expected: Option<Seq>,
     /// Numbers without an arrival, oldest first.
     missing: VecDeque<MissingNumber>,
-    /// Count of the newest entries of `missing` that were named after the last matched number: the
+    /// Number of the newest entries of `missing` that were named after the last matched number: the
     /// next arrival may belong to one of them.
     tail: usize,
-    /// Arrivals have been removed from `ahead` for lack of room since the last match. Names then
-    /// come long after their packets, and a number that seems to have no arrival may belong to a
-    /// removed one.
+    /// True if arrivals have been removed from `ahead` for lack of room since the last match. Names
+    /// then arrive long after their packets, and a number that seems to have no arrival may belong
+    /// to a removed arrival.
     is_adrift: bool,
 }
 
@@ -92,7 +93,7 @@ pub enum Named {
 }
 
 impl Aligner {
-    /// Notes the next arrival; returns its packet number if it has been named already.
+    /// Records the next arrival; returns its packet number if that number has already been named.
     pub fn arrive(&mut self, tag: Tag) -> Option<Seq> {
         let tail = self.missing.len() - self.tail;
         if self.ahead.is_empty()
@@ -115,9 +116,10 @@ impl Aligner {
         self.next + self.ahead.len() as u64
     }
 
-    /// Handles the tags of the numbers from `first` on, which were not named before. Appends the
-    /// result for each number to `named`, unless it is unknown. Also appends the results for
-    /// numbers that were missing and are now found among skipped arrivals.
+    /// Handles the tags of consecutive numbers, the first of which is `first`; these numbers were
+    /// not named before. Appends the result for each number to `named`, unless the result is
+    /// unknown. Also appends the results for numbers that were missing and are now found among
+    /// skipped arrivals.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         if self.expected.is_some_and(|expected| first + tags.len() as u64 <= expected) {
             return self.name_late(first, tags, named);
@@ -152,7 +154,7 @@ impl Aligner {
     }
 
     /// Handles the tags of numbers whose names were lost at first: their packets are among the
-    /// arrivals that were skipped for them, in the same order.
+    /// arrivals that were skipped for these numbers, in the same order.
     fn name_late(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         let ahead = self.unnamed.iter().map(|(tag, _)| *tag).collect();
         let mut late = Aligner { ahead, ..Aligner::default() };
@@ -181,7 +183,7 @@ impl Aligner {
     }
 
     /// Matches the recovered number `seq` to an unmatched arrival that has its tag and satisfies
-    /// `is`. Returns whether there is one.
+    /// `is`. Returns whether there is such an arrival.
     pub fn find(&mut self, seq: Seq, tag: Tag, is: impl Fn(Arrival) -> bool) -> bool {
         self.missing.retain(|of| of.seq != seq);
         self.tail = self.tail.min(self.missing.len());
@@ -208,7 +210,7 @@ impl Aligner {
         self.tail = self.tail.min(self.missing.len());
     }
 
-    /// Forgets all numbers: the next ones may be lower. Keeps the unmatched arrivals, which may
+    /// Forgets all numbers: the next numbers may be lower. Keeps the unmatched arrivals, which may
     /// belong to the next numbers.
     pub fn restart(&mut self) {
         self.missing.clear();
@@ -275,7 +277,7 @@ impl Aligner {
         }
     }
 
-    /// Matches a number that has no arrival in sequence to a skipped arrival, or notes it
+    /// Matches a number that has no arrival in sequence to a skipped arrival, or records the number
     /// as missing.
     fn aside(&mut self, tag: Tag, seq: Seq) -> Named {
         let missing = MissingNumber { tag, seq, at: self.next };
@@ -321,7 +323,7 @@ impl TagFilter {
         TagFilter(bits)
     }
 
-    /// True for the tags of the set; false for nearly all others.
+    /// Returns true for the tags of the set, and false for nearly all other tags.
     fn may_have(&self, tag: Tag) -> bool {
         self.0[usize::from(tag / 64 % 64)] >> (tag % 64) & 1 == 1
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::rng::Rng;
 
 #[test]
-fn what_agrees_is_matched_and_the_rest_is_missing_or_skipped() {
+fn tags_in_order_are_matched_and_others_are_missing_or_skipped() {
     let mut aligner = Aligner::default();
     for tag in [0x41, 0x07, 0x9e, 0x55, 0xe0, 0x12] {
         assert_eq!(aligner.arrive(tag), None);
@@ -57,7 +57,7 @@ fn many_manifests_in_a_row_may_be_lost() {
 }
 
 #[test]
-fn names_that_were_lost_may_come_late() {
+fn lost_names_may_arrive_late() {
     let (mut aligner, mut rng, mut named) = (Aligner::default(), Rng::from_seed(2), Vec::new());
     let tags: Vec<_> = (0..300).map(|_| rng.next_u64() as Tag).collect();
     let is_lost = |n: usize| n % 50 == 7 || (150..160).contains(&n);
@@ -75,7 +75,7 @@ fn names_that_were_lost_may_come_late() {
 }
 
 #[test]
-fn a_full_queue_drops_every_other_packet_and_names_too() {
+fn packets_are_matched_if_a_queue_drops_every_other_packet_and_names() {
     let (mut aligner, mut rng, mut named) = (Aligner::default(), Rng::from_seed(3), Vec::new());
     let tags: Vec<_> = (0..6_400).map(|_| rng.next_u64() as Tag).collect();
     let is_lost = |n: u64| n >= 640 && n % 2 == 1;
@@ -108,14 +108,14 @@ fn names_of_forgotten_packets_count_no_loss() {
     let names = |aligner: &mut Aligner, n: usize, named: &mut Vec<_>| {
         aligner.name(n as u64, &tags[n..n + 32], named);
     };
-    // The names come long after the packets, too late to be of use.
+    // The names arrive long after the packets, too late to be of use.
     for n in (0..19_200).step_by(32) {
         arrived.by_ref().take(if n == 0 { 9_000 } else { 32 }).for_each(|(_, &tag)| {
             aligner.arrive(tag);
         });
         names(&mut aligner, n, &mut named);
     }
-    assert!(named.iter().all(|(_, of)| *of != Named::Missing), "{} told", named.len());
+    assert!(named.iter().all(|(_, of)| *of != Named::Missing), "{} results", named.len());
     // The sender catches up.
     let next = arrived.peek().map_or(0, |(n, _)| *n).next_multiple_of(32);
     named.clear();
@@ -168,12 +168,12 @@ proptest! {
         }
         sent.sort_unstable();
         let mut aligner = Aligner::default();
-        let (mut truth, mut said) = (HashMap::new(), HashMap::new());
+        let (mut truth, mut matched) = (HashMap::new(), HashMap::new());
         let (mut sent, mut named) = (sent.into_iter().peekable(), Vec::new());
         let (all, mut repeats) = (tags.clone(), false);
         for (n, tags) in tags.chunks(33).enumerate() {
             let first = 1 + 33 * n as u64;
-            // Names come after most of their packets.
+            // Names arrive after most of their packets.
             let now = 10 * (first + 33 + rng.below(20));
             while let Some((_, tag, seq)) = sent.next_if(|&(place, ..)| place < now) {
                 let arrival = aligner.next_arrival();
@@ -181,10 +181,10 @@ proptest! {
                     truth.insert(seq, arrival);
                 }
                 if let Some(seq) = aligner.arrive(tag) {
-                    said.insert(seq, arrival);
+                    matched.insert(seq, arrival);
                 }
             }
-            // Names that are lost are repeated once, before the next ones.
+            // Lost names are repeated once, before the next names.
             if std::mem::replace(&mut repeats, rng.chance(unnamed)) {
                 let before = first - 33;
                 aligner.name(before, &all[before as usize - 1..first as usize - 1], &mut named);
@@ -194,12 +194,12 @@ proptest! {
             }
             for (seq, of) in named.drain(..) {
                 match of {
-                    Named::Arrived(arrival) => drop(said.insert(seq, arrival)),
+                    Named::Arrived(arrival) => drop(matched.insert(seq, arrival)),
                     Named::Missing => {}
                 }
             }
         }
-        let wrong = (1..=3_900u64).filter(|seq| truth.get(seq) != said.get(seq)).count();
+        let wrong = (1..=3_900u64).filter(|seq| truth.get(seq) != matched.get(seq)).count();
         prop_assert!(wrong <= 4, "{wrong} wrong at loss {loss}, late {late}, foreign {foreign}");
     }
 }

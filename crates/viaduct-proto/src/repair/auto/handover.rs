@@ -1,4 +1,4 @@
-//! Handover of the state of repairs to another process.
+//! Handover of an encoder's control state to a new process.
 
 use super::{Auto, Pace, USUAL_RTT};
 use crate::fec::{Fire, MAX_COVER};
@@ -8,7 +8,7 @@ use crate::upgrade::ControlRecord;
 
 /// Minimum number of repairs of the last packets.
 const LAST_REPAIRS: usize = 4;
-/// Number of packets for each repair in addition to [`LAST_REPAIRS`].
+/// Number of packets per repair that is sent in addition to [`LAST_REPAIRS`].
 const PACKETS_PER_REPAIR: u64 = 16;
 
 impl Auto {
@@ -27,7 +27,7 @@ impl Auto {
         self.combine(now, next.saturating_sub(packets), next.saturating_sub(1), count, fire);
     }
 
-    /// State for another process.
+    /// State for the handover to a new process.
     pub(in crate::repair) fn record(&self) -> ControlRecord {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         ControlRecord {
@@ -38,8 +38,8 @@ impl Auto {
         }
     }
 
-    /// Continues with the state of another process. The classification of flows is that of
-    /// `passive`, an encoder of this process that has sent nothing.
+    /// Takes over the state of the previous process. The classification of flows comes from
+    /// `passive`, an encoder of this process that has not sent anything.
     pub(in crate::repair) fn resume(
         &mut self,
         now: Instant,

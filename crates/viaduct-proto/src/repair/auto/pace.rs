@@ -18,7 +18,7 @@ impl Pace {
     /// Growth factor above which the newest count replaces the mean.
     const GROWS: f64 = 1.5;
 
-    /// Creates a rate that was measured before.
+    /// Creates a rate with a value that was measured earlier.
     pub(super) fn new(value: f64) -> Pace {
         Pace { value, ..Pace::default() }
     }
