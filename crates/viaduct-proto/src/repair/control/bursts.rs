@@ -6,14 +6,14 @@ use super::overhead::Rates;
 use crate::time::{Duration, Instant};
 use crate::upgrade::MAX_COUNTS as MAX_RECORDED;
 
-/// Longest burst of each bucket but the last.
+/// Longest burst of each bucket except the last.
 const BOUNDS: [u64; BUCKETS - 1] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
-/// Buckets of lengths.
+/// Number of buckets of burst lengths.
 pub const BUCKETS: usize = 16;
 /// Length that is assumed for bursts in the last bucket.
 const LONGEST: u64 = 512;
 
-/// Number of bursts that determine a rate to within about one seventh.
+/// Number of bursts that determine a rate with an error of about one seventh.
 const ENOUGH: u64 = 50;
 /// Minimum number of bursts of similar length from which a rate is computed: repairs in expectation
 /// of a burst that occurred only once would mostly be sent in vain.
@@ -45,7 +45,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Counts of two lanes together.
+    /// Sum of the counts of two lanes.
     pub(super) fn plus(&self, other: &Counts) -> Counts {
         Counts {
             packets: self.packets + other.packets,
@@ -87,7 +87,7 @@ impl Bursts {
         if self.counts.back().is_some_and(|(_, last)| counts.packets < last.packets) {
             self.counts.clear();
         }
-        // One count older than [`LONG`] is kept, as the base of differences.
+        // One count older than [`LONG`] is kept, as a base for differences.
         while self.counts.get(1).is_some_and(|&(at, _)| now.since(at) > LONG)
             || self.counts.len() == MAX_COUNTS
         {
@@ -96,7 +96,7 @@ impl Bursts {
         self.counts.push_back((now, counts));
     }
 
-    /// Some of the counts, the first and the last among them, for another process.
+    /// Some of the counts, including the first and the last, for the handover to a new process.
     pub(super) fn thinned(&self) -> impl Iterator<Item = (Instant, Counts)> {
         let last = self.counts.len().saturating_sub(1);
         let step = self.counts.len().div_ceil(MAX_RECORDED - 1).max(1);
@@ -104,19 +104,20 @@ impl Bursts {
         self.counts.iter().enumerate().filter(move |(at, _)| is_kept(*at)).map(|(_, of)| *of)
     }
 
-    /// Continues with the counts of another process.
+    /// Takes over the counts of the previous process.
     pub(super) fn resume(&mut self, counts: impl Iterator<Item = (Instant, Counts)>) {
         self.counts = counts.collect();
     }
 
-    /// Returns whether the last ten seconds had enough bursts to give a rate.
+    /// Returns whether the last ten seconds had enough bursts to determine a rate.
     pub fn is_enough(&self) -> bool {
         let ends = self.counts.front().zip(self.counts.back());
         ends.is_some_and(|((_, first), (_, last))| last.since(first).all() >= ENOUGH)
     }
 
-    /// Bursts per packet, by length. They are measured over the last second (longer if it has too
-    /// few bursts) and over the last ten; of the two, those with the higher loss rate are returned.
+    /// Bursts per packet, by length. The rates are measured over the last second (longer if this
+    /// second has too few bursts) and over the last ten seconds; of the two measurements, the one
+    /// with the higher loss rate is returned.
     pub fn rates(&self) -> Rates {
         let Some(&(now, newest)) = self.counts.back() else { return [0.0; BUCKETS] };
         let mut rates = [0.0; BUCKETS];
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_onset_is_seen_within_a_second_and_an_end_after_ten() {
+    fn an_onset_is_seen_within_a_second_and_an_end_after_ten_seconds() {
         let (mut bursts, mut counts) = (Bursts::default(), Counts::default());
         let mut second = |n: u64, each: u64| {
             for tick in 0..40 {

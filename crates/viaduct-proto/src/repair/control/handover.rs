@@ -1,4 +1,4 @@
-//! Handover of the controller's state to another process.
+//! Handover of the controller's state to a new process.
 
 use super::bursts::Counts;
 use super::{Controller, Report};
@@ -6,7 +6,7 @@ use crate::time::Instant;
 use crate::upgrade::{ControlRecord, LossesRecord};
 
 impl Report {
-    /// Totals for another process.
+    /// Totals for the handover to a new process.
     pub(in crate::repair) fn losses(&self) -> LossesRecord {
         LossesRecord {
             packets: self.random.packets,
@@ -16,7 +16,7 @@ impl Report {
         }
     }
 
-    /// Report with the totals of another process.
+    /// Report with the totals of the previous process.
     pub(in crate::repair) fn of(losses: &LossesRecord) -> Report {
         let LossesRecord { packets, bursts, congested, visible } = *losses;
         Report { random: Counts { packets, bursts }, congested, visible, ..Report::default() }
@@ -24,7 +24,7 @@ impl Report {
 }
 
 impl Controller {
-    /// State for another process.
+    /// State for the handover to a new process.
     pub(in crate::repair) fn record(&self) -> ControlRecord {
         let losses = |report: Report| report.losses();
         let counts = self
@@ -42,7 +42,7 @@ impl Controller {
         }
     }
 
-    /// Continues with the state of another process.
+    /// Takes over the state of the previous process.
     pub(in crate::repair) fn resume(&mut self, now: Instant, record: &ControlRecord) {
         let counts =
             record.counts.iter().map(|(at, losses)| (Instant::from_nanos(*at), Report::of(losses)));

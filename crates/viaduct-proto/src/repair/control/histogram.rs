@@ -1,9 +1,9 @@
 //! Histogram of packets and losses over a quantity such as the queueing delay, to test whether
 //! losses concentrate at high values.
 //!
-//! Random losses occur at any value, in proportion to the packets there; drops of a full queue
-//! occur at delays close to the longest. If k of n losses are at high values, where a share p of
-//! the packets is, the probability of k or more by chance is at most `exp(-n D(k/n || p))`
+//! Random losses occur at any value, in proportion to the packets with this value; drops of a full
+//! queue occur at delays close to the longest. If a share p of the packets and k of n losses have
+//! high values, the probability of k or more such losses by chance is at most `exp(-n D(k/n || p))`
 //! (Chernoff), where D is the relative entropy of two coins with these probabilities.
 //!
 //! ```text
@@ -15,27 +15,29 @@ use std::ops::Range;
 
 use crate::time::{Duration, Instant};
 
-/// Bins per octave, number of all bins, and binary logarithm of the end of the first bin.
+/// Number of bins per octave, total number of bins, and binary logarithm of the first bin's end.
 const PER_OCTAVE: u32 = 32;
 const BINS: usize = 1 + (14 * PER_OCTAVE) as usize;
 const FIRST_BITS: u32 = 10;
 /// Share of the packets whose value may be above the peak: after a scheduling pause of the
-/// receiver a few packets appear late.
+/// receiver, a few packets appear to be late.
 const ABOVE_PEAK: f32 = 0.01;
 /// Share of the peak above which a value counts as high.
 const HIGH: f64 = 0.8;
-/// Test of the bin of a loss and [`BESIDE`] bins on either side: the losses there have to exceed
-/// those expected by chance by [`MORE`] standard deviations. Without this test, once a full queue
-/// has dropped packets, random losses at somewhat shorter delays would count as drops, too.
+/// Test of the bin of a loss and [`BESIDE`] bins on either side: the number of losses there must
+/// exceed the number expected by chance by [`MORE`] standard deviations. Without this test, once a
+/// full queue has dropped packets, random losses at somewhat shorter delays would also count as
+/// drops.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
-/// Number of packets assumed at high values, and likewise at low ones, besides those counted.
+/// Number of packets assumed at high values, and again at low values, in addition to those counted.
 const FEW: f64 = 10.0;
 /// Thresholds for the negative logarithm of the probability that random losses are distributed as
-/// observed. If more losses than expected are at high values, a full queue is certain to be the
-/// cause from [`CERTAIN`] on, and below it the cause is in doubt; the value allows for about ten
-/// tests, one for each bin at which high values may start. If no more than expected are there, the
-/// losses are random from [`LIKELY`] on, and below it their cause is in doubt.
+/// observed. If more losses than expected have high values, a logarithm of [`CERTAIN`] or more
+/// shows a full queue as the cause; below this value, the cause is in doubt. [`CERTAIN`] allows for
+/// about ten tests, one for each bin at which high values may start. If no more losses than
+/// expected have high values, a logarithm of [`LIKELY`] or more shows that the losses are random;
+/// below this value, their cause is in doubt.
 const CERTAIN: f64 = 9.0;
 const LIKELY: f64 = 1.0;
 
@@ -53,11 +55,11 @@ pub enum Verdict {
 /// Histogram of packets and losses.
 #[derive(Debug)]
 pub struct Histogram {
-    /// Empty until the first count: a peer without traffic takes no memory for them.
+    /// Empty until the first count: a peer without traffic takes no memory for bins.
     bins: Vec<Bin>,
     half_life: Duration,
     halved: Option<Instant>,
-    /// Packets assumed at low values, as a share of those at high ones.
+    /// Packets assumed at low values, as a share of the packets at high values.
     prior: f64,
     /// Ratio of the loss rates at high and at low values that may arise by chance.
     often: f64,
@@ -67,15 +69,15 @@ pub struct Histogram {
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
     packets: f32,
-    /// Losses; several in a row count as one.
+    /// Losses; consecutive losses count as one.
     losses: f32,
 }
 
 impl Histogram {
     /// Creates a histogram whose counts have the given half-life. `prior`: packets assumed at low
-    /// values, as a share of those at high ones; if all values are high, losses count as congestion
-    /// once they outweigh this share. `often`: ratio of the loss rates at high and at low values
-    /// that may arise by chance.
+    /// values, as a share of the packets at high values; if all values are high, losses count as
+    /// congestion once they outweigh this share. `often`: ratio of the loss rates at high and at
+    /// low values that may arise by chance.
     pub fn new(half_life: Duration, prior: f64, often: f64) -> Self {
         Histogram { bins: Vec::new(), half_life, halved: None, prior, often }
     }
@@ -120,21 +122,21 @@ impl Histogram {
         bin(value) >= bin((HIGH * peak as f64) as i64)
     }
 
-    /// Losses per packet at about this value; several in a row count as one.
+    /// Losses per packet at about this value; consecutive losses count as one.
     pub fn loss(&self, value: i64) -> f64 {
         let (packets, losses) = sum(self.bins.get(beside(bin(value))).unwrap_or_default());
         losses / packets.max(1.0)
     }
 
-    /// Counts losses in a row next to packets with this value; returns the cause. Values near
-    /// `peak` are high.
+    /// Counts consecutive losses, as one, next to packets with this value; returns the cause.
+    /// Values near `peak` count as high.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
         let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
         self.bin_mut(at).losses += 1.0;
         let (all, losses) = sum(&self.bins);
         let (mut packets, mut above) = sum(&self.bins[high..]);
         let mut verdict = Verdict::Chance;
-        // Losses in a full queue occur at the very longest delays.
+        // Drops by a full queue occur at the very longest delays.
         for from in high..=at {
             let (many, few) =
                 (self.often * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
@@ -154,7 +156,7 @@ impl Histogram {
     }
 }
 
-/// Compares losses in some bins with those elsewhere, each as (packets, losses).
+/// Compares the losses in some bins with those in other bins; both arguments are (packets, losses).
 fn compare(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
     let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
     let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();
@@ -172,7 +174,7 @@ fn beside(bin: usize) -> Range<usize> {
     bin.saturating_sub(BESIDE)..(bin + BESIDE + 1).min(BINS)
 }
 
-/// Relative entropy of a coin with probability `a` from one with probability `p`.
+/// Relative entropy of a coin with probability `a` with respect to a coin with probability `p`.
 fn divergence(a: f64, p: f64) -> f64 {
     let term = |a: f64, p: f64| if a > 0.0 { a * (a / p).ln() } else { 0.0 };
     term(a, p) + term(1.0 - a, 1.0 - p)
@@ -199,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_value_falls_into_the_bin_that_it_is_above_the_least_of() {
+    fn each_value_lies_within_the_bounds_of_its_bin() {
         for value in (0..20_000_000).step_by(37) {
             let at = bin(value);
             assert!(lower(at) <= value, "{value}");
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_what_packets_have_and_not_what_a_few_have() {
+    fn a_few_outliers_do_not_change_the_peak() {
         let mut histogram = Histogram::new(Duration::from_secs(10), 0.0, 2.0);
         let at = Instant::ZERO;
         (0..1_000).for_each(|n| histogram.arrive(at, n * 50));
@@ -218,13 +220,13 @@ mod tests {
         assert!((47_000..50_000).contains(&peak), "{peak}");
         let later = |n: u64| at + Duration::from_millis(n);
         (0..500).for_each(|n| histogram.arrive(later(n), 10_000));
-        assert!(histogram.peak() > 40_000, "half is forgotten at a time");
+        assert!(histogram.peak() > 40_000, "counts are halved, not cleared");
         (500..100_000).for_each(|n| histogram.arrive(later(n), 10_000));
         assert_eq!(histogram.peak(), lower(bin(10_000)));
     }
 
     #[test]
-    fn a_coin_diverges_the_more_the_farther_it_is_off() {
+    fn divergences_have_their_known_values() {
         assert!(divergence(0.3, 0.3).abs() < 1e-12);
         assert!((divergence(1.0, 0.25) - 4f64.ln()).abs() < 1e-12);
         assert!((divergence(0.0, 0.25) - (4.0f64 / 3.0).ln()).abs() < 1e-12);

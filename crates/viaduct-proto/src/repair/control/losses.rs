@@ -1,10 +1,10 @@
-//! Losses as a receiver counts them: random ones, in bursts, and those by congestion.
+//! Losses as counted by a receiver: random losses, in bursts, and losses by congestion.
 //!
-//! A missing packet may just be late. It counts as lost if it has not arrived after a moment; until
-//! then it waits here. It waits longer if the cause is in doubt, because later losses may show that
-//! the queue was full. Later packets are not counted before it, since the loss rate would otherwise
-//! seem too low at first and too high afterwards. Random losses of consecutive numbers form one
-//! burst.
+//! A missing packet may merely be late. It counts as lost if it has not arrived after [`LATE`];
+//! until then it waits to be counted. It waits longer if the cause is in doubt, because later
+//! losses may show that the queue was full. Later packets are not counted before the waiting
+//! packet: otherwise the loss rate would seem too low at first and too high afterwards. Random
+//! losses of consecutive numbers form one burst.
 
 use std::collections::VecDeque;
 
@@ -14,11 +14,12 @@ use super::histogram::Verdict;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time for which a missing packet may just be late.
+/// Time for which a missing packet may merely be late.
 const LATE: Duration = Duration::from_millis(8);
-/// Time in which later losses may show the cause of a doubtful one.
+/// Time in which later losses may show the cause of a loss that is in doubt.
 const DOUBT: Duration = Duration::from_secs(1);
-/// Limit of packets that wait to be counted; the oldest are counted early.
+/// Maximum number of packets that wait to be counted; beyond this limit, the oldest are counted
+/// early.
 const MAX_WAITING: usize = 4_096;
 
 /// Counted and waiting losses.
@@ -31,10 +32,10 @@ pub struct Losses {
     /// Packets whose fate became known after the first entry of `waiting` was added: the time, and
     /// the number of packets.
     known: VecDeque<(Instant, u64)>,
-    /// Numbers that were in doubt until a loss by congestion was found. The caller has not taken
-    /// them yet.
+    /// Numbers whose loss was in doubt until a loss by congestion was found, and which the caller
+    /// has not taken yet.
     condemned: Vec<Seq>,
-    /// Burst counted last: its newest number and its length.
+    /// Last counted burst: its newest number and its length.
     run: Option<(Seq, u64)>,
     /// Random losses, including the last burst, which may still grow.
     pub(in crate::repair) counts: Counts,
@@ -43,7 +44,7 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Continues with the totals of another process.
+    /// Takes over the totals of the previous process.
     pub(in crate::repair) fn resume(&mut self, counts: Counts, congested: u64) {
         // `run` is forgotten, because it was counted in the previous totals. If it grew, `count`
         // would take it out of a bucket of the new totals, which do not contain it.
@@ -61,8 +62,8 @@ impl Losses {
         }
     }
 
-    /// Notes that packet `seq` is missing. A verdict of congestion applies to all packets in
-    /// doubt, too.
+    /// Records that packet `seq` is missing. A verdict of congestion also applies to all packets in
+    /// doubt.
     pub fn missing(&mut self, now: Instant, seq: Seq, verdict: Verdict) {
         if self.waiting.len() == MAX_WAITING {
             self.count_first();
@@ -84,7 +85,7 @@ impl Losses {
         self.condemned.drain(..)
     }
 
-    /// Notes that packet `seq`, which may have been missing, has arrived.
+    /// Records that packet `seq`, which may have been missing, has arrived.
     pub fn arrived(&mut self, seq: Seq) {
         if seq <= self.highest {
             self.waiting.retain(|&(of, ..)| of != seq);
@@ -147,23 +148,23 @@ mod tests {
     }
 
     #[test]
-    fn bursts_count_once_as_long_as_they_are() {
+    fn each_burst_counts_once_with_its_full_length() {
         let mut losses = Losses::default();
         for seq in [10, 20, 21, 22, 30] {
             losses.missing(at(0), seq, Verdict::Chance);
         }
         losses.settle(at(7));
-        assert_eq!(losses.counts.bursts, [0; 16], "they may be late");
+        assert_eq!(losses.counts.bursts, [0; 16], "the packets may be late");
         losses.settle(at(8));
         let bursts = losses.counts.bursts;
         assert_eq!((bursts[0], bursts[1], bursts[2]), (2, 0, 1));
         losses.missing(at(5), 31, Verdict::Chance);
         losses.settle(at(13));
-        assert_eq!(losses.counts.bursts[..2], [1, 1], "the last has grown");
+        assert_eq!(losses.counts.bursts[..2], [1, 1], "the last burst has grown");
     }
 
     #[test]
-    fn what_comes_late_or_was_dropped_by_a_queue_is_no_loss_by_chance() {
+    fn late_packets_and_drops_by_a_queue_are_not_random_losses() {
         let mut losses = Losses::default();
         let verdict = |seq| if seq == 3 { Verdict::Congestion } else { Verdict::Chance };
         (1..=4).for_each(|seq| losses.missing(at(0), seq, verdict(seq)));
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn later_losses_decide_the_cause_of_a_doubtful_one() {
+    fn later_losses_decide_the_cause_of_a_doubtful_loss() {
         let mut losses = Losses::default();
         losses.missing(at(0), 1, Verdict::Doubtful);
         losses.settle(at(100));
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_after_a_loss_in_doubt_counts_with_it() {
+    fn packets_after_a_doubtful_loss_count_together_with_it() {
         let mut losses = Losses::default();
         losses.known(at(0), 100);
         losses.missing(at(1), 1, Verdict::Doubtful);

@@ -1,19 +1,20 @@
 //! Controller of the repair rate: sets it according to the losses on the link.
 //!
 //! The peer reports random losses, with the lengths of their bursts, and drops of a full queue.
-//! Random losses determine the rate of repairs: the lowest one at which few bursts are repaired
-//! later than flows can wait ([`overhead`]). Losses by congestion do not raise the rate, since
-//! repairs would fill the queue further. The rate rises at once and falls slowly: losses of the
+//! Random losses determine the rate of repairs: the lowest rate at which few bursts are repaired
+//! later than flows can wait ([`overhead`]). Losses by congestion do not raise the rate, because
+//! repairs would fill the queue further. The rate rises immediately and falls slowly: losses of the
 //! last ten seconds may recur.
 //!
 //! ```text
-//!   report ─▶ bursts per packet ─▶ lowest overhead × trim ─▶ up at once, down slowly ─▶ encoder
+//!   report ─▶ bursts per packet ─▶ lowest overhead × trim ─▶ fast up, slowly down ─▶ encoder
 //!             (last 1 s or 10 s,                  ▲
 //!              the higher rate)      losses that flows have seen
 //! ```
 //!
-//! [`Controller`] connects three machines: `Recurrence` tells whether losses recur, `Trim` corrects
-//! the rate by its outcomes, and `Room` reduces the rate while a queue drops packets.
+//! [`Controller`] connects three state machines: `Recurrence` detects whether losses recur, `Trim`
+//! corrects the rate according to its outcomes, and `Room` reduces the rate while a queue drops
+//! packets.
 
 pub mod bursts;
 mod handover;
@@ -40,44 +41,46 @@ pub use state::{Regime, Report, State};
 
 /// Target rate, per second, of single-packet losses that are repaired too late: a cubic flow still
 /// fills its link if less than one such loss occurs in half a minute. The target is multiplied by
-/// the mean burst length, at most by [`MAX_LATER`]: late repairs of longer bursts still help, as
-/// the peer requests the missing packets, and a sender that sees the whole burst arrive undoes the
-/// reduction of its window.
+/// the mean burst length, at most by [`MAX_LATER`]: late repairs of longer bursts still help,
+/// because the peer requests the missing packets, and a TCP sender undoes the reduction of its
+/// window once the complete burst has arrived.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
 /// Target for quick repairs: at most the fraction [`QUICK_LATE`] of the bursts is repaired later
-/// than this, provided that an overhead of [`MAX_QUICK`] is enough.
+/// than [`QUICK`], provided that an overhead of [`MAX_QUICK`] is enough.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
-/// Factor by which the overhead for the target [`QUICK`] exceeds the computed one. The computation
-/// assumes that a repair contains its whole window. In fact only the first few repairs after a
-/// packet certainly contain it; later repairs contain a share of the packets ([`window`]).
+/// Factor by which the overhead for the target [`QUICK`] exceeds the computed overhead. The
+/// computation assumes that a repair contains its entire window. In fact, only the first few
+/// repairs after a packet are certain to contain this packet; later repairs contain a share of the
+/// packets ([`window`]).
 const QUICK_MORE: f64 = 1.2;
-/// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies if it
-/// achieves the target and the smaller one does not. With the smaller one alone, a flow of few
-/// packets would stay slow on a link with long bursts.
+/// Shares of `max_overhead` that may be spent on unrequested repairs. The greater share applies if
+/// it achieves the target and the smaller share does not. With the smaller share alone, a flow of
+/// few packets would stay slow on a link with long bursts.
 const FORWARD: [f64; 2] = [0.5, 0.9];
 /// Number of bursts at which losses count as recurring.
 const RECURS: usize = 3;
-/// Minimum overhead until a link is clean, so that a new loss is repaired at once.
+/// Minimum overhead until a link is clean, so that a new loss is repaired immediately.
 const MIN_OVERHEAD: f64 = 0.0025;
 /// Overhead while the cause of losses is unknown, and from the third to the twelfth burst in the
-/// first second of losses after a quiet time, while it is unknown whether they continue.
+/// first second of losses after a quiet time, while it is unknown whether the losses continue.
 const PRIOR: f64 = 0.03;
 /// Overhead while the loss rate is unknown: until the fate of [`FIRST_PACKETS`] packets is known,
-/// and after the twelfth burst in the first second of losses after a quiet time. Senders do not yet
-/// tolerate late packets then, and each loss that they see costs them much throughput.
+/// and after the twelfth burst in the first second of losses after a quiet time. At that time,
+/// senders do not tolerate late packets yet, and each loss that they see costs them much
+/// throughput.
 const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
-/// Burst length for which the overhead is high enough at first, until the fate of [`FIRST_FEW`]
-/// packets is known: a burst of this length is repaired before flows stop waiting, even at a low
-/// packet rate, as far as `max_overhead` permits ([`FORWARD`]). A flow that is slowed down in its
-/// slow start stays slow for long.
+/// Burst length for which the overhead suffices at first, until the fate of [`FIRST_FEW`] packets
+/// is known: a burst of this length is repaired before flows stop waiting, even at a low packet
+/// rate, as far as `max_overhead` permits ([`FORWARD`]). A flow that is slowed down during slow
+/// start stays slow for a long time.
 const FIRST_BURST: f64 = 8.0;
 const FIRST_FEW: u64 = 1_024;
-/// Number of sent packets after which the link counts as known well enough to end [`FIRST`], even
-/// if the cause of the first losses is in doubt.
+/// Number of sent packets after which enough is known of the link to end [`FIRST`], even if the
+/// cause of the first losses is in doubt.
 const FIRST_PASSED: f64 = 16_384.0;
 /// Factor by which the overhead decays each second.
 const FALL: f64 = 0.5;
@@ -111,12 +114,12 @@ pub struct Controller {
     /// Packets sent since the first report.
     passed: f64,
     trim: Trim,
-    /// Overhead for the losses: as [`Controller::wanted`] returns it, but it does not rise while a
-    /// queue is full, and it falls slowly. It is not yet reduced by `room`.
+    /// Overhead required by the losses, as returned by [`Controller::wanted`], except that it does
+    /// not rise while a queue is full, and falls slowly. Not yet reduced by `room`.
     asked: f64,
     /// Overhead in force.
     pub(in crate::repair) overhead: f64,
-    /// Overhead when the queue became long.
+    /// Overhead at the time when the queue became long; `None` while it is short.
     frozen: Option<f64>,
     /// Share of the repairs that remains while a queue drops packets, in this host or on the path.
     pub(in crate::repair) room: Room,
@@ -130,7 +133,7 @@ pub struct Controller {
 pub struct Traffic {
     /// Packets a second.
     pub pace: f64,
-    /// Time for which its flows can wait for a lost packet.
+    /// Time for which the flows can wait for a lost packet.
     pub wait: Duration,
 }
 
@@ -178,8 +181,8 @@ impl Controller {
         let is_unknown = report.random.packets < FIRST_PACKETS;
         let onset_ended = self.recurrence.handle_bursts(now, new, is_unknown);
         let (wanted, most) = self.wanted(now, (&old, &report), traffic);
-        // A rate that was based on few losses, or kept in expectation of losses that did not come,
-        // ends at once.
+        // A rate that was based on few losses, or kept in expectation of losses that did not occur,
+        // ends immediately.
         let was_known = old.random.packets >= FIRST_PACKETS;
         let has_losses = self.recurrence.has_losses();
         let is_known = was_known && !onset_ended && has_losses && self.bursts.is_enough();
@@ -189,7 +192,7 @@ impl Controller {
             self.room.handle_drops(now);
         }
         self.room.settle(now);
-        // Repairs may be what fills the queue: the rate must not rise, except up to PRIOR.
+        // Repairs may be the cause of the full queue: the rate must not rise, except up to PRIOR.
         let frozen = self.frozen.unwrap_or(self.asked);
         self.frozen = report.queue_full.then_some(frozen);
         let risen = self.frozen.map_or(wanted, |frozen| wanted.min(frozen.max(PRIOR)));
@@ -201,12 +204,13 @@ impl Controller {
             self.asked = if wanted > 0.0 { MIN_OVERHEAD.min(most) } else { 0.0 };
         }
         // While the cause of losses is in doubt, some repairs are sent: if the losses are random,
-        // flows would otherwise slow down before that is known. Congestion is recognised soon.
+        // flows would otherwise slow down before the cause is known. Congestion is recognised soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
         self.overhead = self.asked.max(doubted) * self.room.share();
     }
 
-    /// Returns the overhead that the losses require, and its bound. Updates the state of the link.
+    /// Returns the overhead that the losses require, and its upper bound. Updates the state of the
+    /// link.
     fn wanted(
         &mut self,
         now: Instant,
@@ -227,7 +231,7 @@ impl Controller {
         let [usual, most] = FORWARD.map(|share| share * self.limits.max_overhead);
         let least = overhead::least(&rates, packets, events, target, most / trim);
         let most = if least.is_some() { most } else { usual };
-        // Most bursts are repaired much sooner than flows need, if that is cheap.
+        // Most bursts are repaired much sooner than flows need, if this is cheap.
         let soon = pace * QUICK.as_secs_f64();
         let quick = MAX_QUICK.min(usual);
         let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
@@ -275,8 +279,8 @@ impl Controller {
         needed.min(FORWARD[1] * self.limits.max_overhead)
     }
 
-    /// Number of packets that a repair covers: those that pass while flows can wait, or fewer if
-    /// these suffice for nearly all bursts. A shorter window costs less work per packet.
+    /// Number of packets that a repair covers: the packets that pass while flows can wait, or fewer
+    /// packets if these suffice for nearly all bursts. A shorter window costs less work per packet.
     fn window(&self, traffic: Traffic, overhead: f64) -> u16 {
         let reach = self.reach(traffic);
         if self.report().random.packets < FIRST_PACKETS || self.rarity <= 0.0 {

@@ -1,10 +1,10 @@
 //! Minimum overhead for the bursts of a link.
 //!
-//! Repairs are sent at a steady rate of o per packet, and a burst of b lost packets needs b of
-//! them. The backlog of needed repairs behaves as a queue: it grows by b with each burst and
+//! Repairs are sent at a steady rate of o per packet, and a burst of b lost packets needs b
+//! repairs. The backlog of needed repairs behaves as a queue: it grows by b with each burst and
 //! shrinks by o with each packet. A packet is late if the backlog at its loss takes more than n
-//! packets to drain, where n is the number of packets that pass while its flow can wait. By
-//! Cramér and Lundberg the share of late bursts falls as exp(-n I(o)), with
+//! packets to drain, where n is the number of packets that pass while its flow can wait. By Cramér
+//! and Lundberg the share of late bursts falls as exp(-n I(o)), with
 //!
 //! ```text
 //!   I(o) = max over t of  t o - sum over b of r[b] (exp(t b) - 1)
@@ -12,13 +12,13 @@
 //!   r[b]: number of bursts of b packets, per packet
 //! ```
 //!
-//! and, for smaller n, as exp(-n I(o)) / (t sqrt(2 pi n v)) with v = sum over b of `r[b]` b^2
-//! exp(t b) (Bahadur and Rao). The repairs that are sent during a burst are lost as well, so a
-//! burst of b packets needs b o repairs more.
+//! and, for smaller n, as exp(-n I(o)) / (t sqrt(2 pi n v)) with v = sum over b of `r[b]` b^2 exp(t
+//! b) (Bahadur and Rao). The repairs that are sent during a burst are lost as well, so a burst of b
+//! packets needs b o additional repairs.
 
 use super::bursts::{BUCKETS, length};
 
-/// Halvings of a search interval: to a sixteen-millionth of it.
+/// Number of halvings of a search interval, which reduce it to one sixteen-millionth.
 const HALVINGS: u32 = 24;
 /// Maximum argument of exp.
 const MAX_EXPONENT: f64 = 500.0;
@@ -31,7 +31,7 @@ pub fn loss(rates: &Rates) -> f64 {
     (0..BUCKETS).map(|n| rates[n] * length(n)).sum()
 }
 
-/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait while `packets`
+/// Logarithm of the ratio of all bursts to late bursts, at least 0, if flows wait while `packets`
 /// packets pass.
 pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let mut bursts = [(0.0, 0.0); BUCKETS];
@@ -48,7 +48,7 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     if slope(0.0) <= 0.0 {
         return 0.0;
     }
-    // At higher values the term of the longest burst makes the slope negative by itself.
+    // At higher values of t, the term of the longest burst makes the slope negative by itself.
     let (mut low, mut high) = (0.0, MAX_EXPONENT);
     for _ in 0..HALVINGS {
         let t = f64::midpoint(low, high);
@@ -58,14 +58,14 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let exponent = (low * overhead - moment).max(0.0);
     let spread = sum(&|rate, length| rate * length.powi(2) * power(low, length));
     let few = (low * (std::f64::consts::TAU * packets * spread).sqrt()).max(1.0);
-    // The correction holds for many bursts. With fewer than one burst in n packets it is reduced in
-    // proportion.
+    // The correction is valid for many bursts. With fewer than one burst in n packets, it is
+    // reduced in proportion.
     let bursts = packets * sum(&|rate, _| rate);
     packets * exponent + few.ln() * bursts.min(1.0)
 }
 
-/// Minimum number of packets with a [`rarity`] of `needed` or more; `None` if that takes `most`
-/// packets or more.
+/// Minimum number of packets with a [`rarity`] of `needed` or more; `None` if `most` or more
+/// packets are needed.
 pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16> {
     let (mut low, mut high) = (0, most);
     while low + 1 < high {
@@ -111,18 +111,18 @@ mod tests {
     }
 
     #[test]
-    fn longer_bursts_and_less_time_ask_for_more() {
-        // The simulation needs 2.8, 9.1 and 20.7 %. Bursts of 30 count as 32.
+    fn longer_bursts_and_less_time_need_more_repairs() {
+        // In a simulation, 2.8, 9.1 and 20.7 % are needed. Bursts of 30 count as 32.
         for (burst, low, high) in [(1, 0.027, 0.034), (8, 0.080, 0.100), (30, 0.18, 0.24)] {
             let overhead = needed(burst, 0.025);
             assert!((low..high).contains(&overhead), "bursts of {burst}: {overhead}");
         }
         assert!(needed(8, 0.025) > needed(8, 0.1) && needed(8, 0.1) > needed(1, 0.1));
-        assert!(needed(1, 10.0) < 0.0125, "with time enough hardly more than is lost");
+        assert!(needed(1, 10.0) < 0.0125, "with enough time, hardly more than is lost");
     }
 
     #[test]
-    fn the_delay_is_what_the_overhead_was_chosen_for() {
+    fn the_delay_matches_the_time_for_which_the_overhead_was_chosen() {
         let (mut rates, overhead) = ([0.0; BUCKETS], needed(8, 0.025));
         rates[bucket(8)] = 0.01 / 8.0;
         let rare = (16_700.0 * rates[bucket(8)] / 0.03_f64).ln();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rare_needs_nothing_and_what_is_too_much_cannot_be() {
+    fn rare_bursts_need_no_repairs_and_too_many_bursts_cannot_be_repaired() {
         let mut rates = [0.0; BUCKETS];
         assert_eq!(least(&rates, 100.0, 0.0, 0.03, 1.0), Some(0.0));
         rates[0] = 0.4;

@@ -1,7 +1,7 @@
-//! Path from a peer, as seen from its names and the arrivals.
+//! Path from a peer, as inferred from the peer's names and the arrivals.
 //!
 //! ```text
-//!   names with send times ──┬─▶ delays ─▶ queue ──┐ full beside a loss?
+//!   names with send times ──┬─▶ delays ─▶ queue ──┐ full near a loss?
 //!   arrivals, in order ─────┘                     ▼
 //!            │              └──── missing ─────▶ losses: random, by congestion
 //!            └─────────────▶ offered load ─────────┘ high?
@@ -22,7 +22,7 @@ pub struct Path {
     queue: Queue,
     offered: Offered,
     pub(in crate::repair) losses: Losses,
-    /// Count of visible loss events, and the time of the last one.
+    /// Number of visible loss events, and the time of the last one.
     visible: u64,
     seen: Option<Instant>,
     /// Number of the last missing packet, and the cause of its loss.
@@ -34,7 +34,8 @@ pub struct Path {
 impl Path {
     /// Handles the names of packets from `first` on, sent at the times `sent`. `named` has the
     /// result for each of them, and for some earlier packets; `arrived` returns the time of an
-    /// arrival. Calls `missing` for each missing packet, with true if it was lost by congestion.
+    /// arrival. Calls `missing` for each missing packet, with true if the packet was lost by
+    /// congestion.
     pub fn named(
         &mut self,
         now: Instant,
@@ -85,9 +86,9 @@ impl Path {
     }
 
     /// Handles packets that were named late because their names were lost. If `congested`, a full
-    /// queue has dropped packets near them, and missing ones count as dropped by it, too. Otherwise
-    /// the cause is doubtful if a queue was full lately: that queue may have dropped both the
-    /// packets and their names.
+    /// queue has dropped neighbouring packets, and those of the named packets that are missing also
+    /// count as dropped by this queue. Otherwise the cause of a loss is doubtful if a queue was
+    /// full recently: that queue may have dropped both the packets and their names.
     pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
         self.losses.known(now, named.len() as u64);
         let verdict = if self.queue.was_full(now) { Verdict::Doubtful } else { Verdict::Chance };
@@ -100,11 +101,12 @@ impl Path {
         }
     }
 
-    /// Judges the cause of consecutive losses, next to packets with the queueing delay `waits`.
+    /// Determines the cause of consecutive losses next to packets with the queueing delay `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
         // A loss that a full queue explains says nothing about the load. If such losses were
-        // counted there, random losses at the same load would seem to be caused by the load.
+        // counted as losses at their load, random losses at the same load would seem to be caused
+        // by the load.
         match verdict {
             Verdict::Congestion => verdict,
             _ if self.offered.lose() => Verdict::Congestion,
@@ -121,7 +123,7 @@ impl Path {
         }
     }
 
-    /// Continues with the totals of another process.
+    /// Takes over the totals of the previous process.
     pub(in crate::repair) fn resume(&mut self, report: &Report) {
         self.losses.resume(report.random, report.congested);
         self.visible = report.visible;

@@ -10,15 +10,15 @@
 //!           └ minimum ──/────|────/────|──────▶ time
 //! ```
 //!
-//! A peak need not be a full queue: every flow that sends in bursts causes one. Losses are
-//! therefore attributed to a full queue only if they are more frequent at long delays than at
-//! others ([`super::histogram`]).
+//! A peak does not imply a full queue: every flow that sends in bursts causes a peak. Losses are
+//! therefore attributed to a full queue only if they are more frequent at long delays than at other
+//! delays ([`super::histogram`]).
 //!
 //! The minimum may be stale: a path that has become longer looks like a queue that never empties,
-//! such as a single cubic flow may cause for minutes. Queues grow packet by packet, however, and
-//! paths change at once; a step that stays is attributed to the path. Clock drift changes the delay
-//! too, but slowly: its assumed maximum is subtracted, for all the time in which no queue was known
-//! to be full.
+//! which a single cubic flow may cause for minutes. However, queues grow packet by packet, whereas
+//! paths change abruptly; so a step that persists is attributed to the path. Clock drift also
+//! changes the delay, but slowly: the assumed maximum drift is subtracted, for all the time in
+//! which no queue was known to be full.
 
 #[cfg(test)]
 mod tests;
@@ -41,13 +41,13 @@ const PAUSE: Duration = Duration::from_secs(30);
 const RECENT: Duration = Duration::from_secs(30);
 /// Half-life of the counted delays.
 const HALF_LIFE: Duration = Duration::from_secs(8);
-/// Packets assumed at short delays, as a share of those at long ones: a queue that stays near its
-/// peak delay and loses packets is full.
+/// Packets assumed at short delays, as a share of the packets at long delays: a queue that stays
+/// near its peak delay and loses packets is full.
 const PRIOR: f64 = 0.25;
 /// Ratio of the loss rates at long and at short delays that may arise by chance: a flow that
 /// fills a queue slowly overfills it by few packets.
 const OFTEN: f64 = 1.1;
-/// Loss rate above which a queue was certainly full: its delay at that time remains the peak for a
+/// Loss rate above which a queue was certainly full: the delay at that time remains the peak for a
 /// while, even if later packets wait less.
 const FULL: f64 = 0.1;
 /// Minimum queueing delay of a standing queue.
@@ -56,14 +56,15 @@ const STANDING: Micros = 20_000;
 const MIN_PEAK: Micros = 5_000;
 /// Minimum step of a path's delay that stands out from noise.
 const MIN_STEP: Micros = 5_000;
-/// Steepest growth of a queue: a delay, and the time in which it accrues. A rise that is as steep
-/// or steeper is a step of the path's delay: 5 ms between two packets sent within 2 ms, or 30 ms
-/// within 12 ms. Packets between the two may be missing: when a path changes, some are often lost.
+/// Steepest growth of a queue: a delay, and the time in which this delay accrues. An equal or
+/// steeper rise is a step of the path's delay: 5 ms between two packets sent within 2 ms, or 30 ms
+/// within 12 ms. Packets between these two may be missing: when a path changes, some packets are
+/// often lost.
 const STEEPEST: (Micros, Micros) = (5, 2);
 /// Time for which delays must stay raised before a step is attributed to the path.
 const STAYS: Duration = Duration::from_millis(500);
 
-/// Delay in microseconds, or difference of two.
+/// Delay or difference of two delays, in microseconds.
 pub type Micros = i64;
 
 /// Delays of the packets that arrive from one peer.
@@ -72,7 +73,7 @@ pub struct Queue {
     /// Difference of the clocks at the first packet; delays are relative to it.
     base: Option<u32>,
     least: Least,
-    /// Minimum delay as of the last packet.
+    /// Minimum delay at the last packet.
     floor: Micros,
     /// Time of the last update of the clock drift, and total time for which drift is subtracted.
     drift: (Instant, Duration),
@@ -155,7 +156,8 @@ impl Queue {
         self.waits >= STANDING && self.is_long(self.waits)
     }
 
-    /// Judges a loss, or several in a row, next to packets with the queueing delay `waits`.
+    /// Determines the cause of a loss, or of several in a row, next to packets with the queueing
+    /// delay `waits`.
     pub fn lose(&mut self, now: Instant, waits: Micros) -> Verdict {
         // On a link that has become faster, the queue is full at a shorter delay.
         let is_heavy = self.delays.loss(waits) >= FULL;
@@ -205,7 +207,7 @@ impl Queue {
     }
 }
 
-/// Time of this clock in microseconds, low 32 bits.
+/// Low 32 bits of this host's time in microseconds.
 pub fn micros(now: Instant) -> u32 {
     (now.as_nanos() / 1_000) as u32
 }

@@ -7,9 +7,9 @@ use crate::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_secs(10);
 /// Time from the start of an onset in which bursts are counted.
 const ONSET: Duration = Duration::from_secs(1);
-/// Number of bursts within [`ONSET`] that may all be due to a full queue that was not detected.
+/// Maximum number of bursts within [`ONSET`] that may all be due to an undetected full queue.
 const FEW: u64 = 12;
-/// Time in which a clean link loses fewer than [`RECURS`] bursts.
+/// Time in which a clean link has fewer than [`RECURS`] loss bursts.
 const CLEAN: Duration = Duration::from_secs(60);
 
 /// Onset of losses after a quiet time.
@@ -44,12 +44,12 @@ impl Recurrence {
         was_onset && self.onset.is_none()
     }
 
-    /// Times of the latest losses, latest first.
+    /// Times at which the latest bursts were reported, newest first.
     pub(super) fn lost(&self) -> impl Iterator<Item = Instant> {
         self.lost.iter().flatten().copied()
     }
 
-    /// Continues with the times of losses that another process has recorded.
+    /// Takes over the times of losses from the previous process.
     pub(super) fn resume(&mut self, lost: impl Iterator<Item = Instant>) {
         self.lost = Default::default();
         self.lost.iter_mut().zip(lost).for_each(|(place, at)| *place = Some(at));
@@ -60,7 +60,8 @@ impl Recurrence {
     }
 
     /// Returns the lower bound of the overhead: high during an onset with many bursts, lower during
-    /// one with few, low after recurring losses until the link is clean, and otherwise 0.
+    /// an onset with few bursts, low after recurring losses until the link is clean, and otherwise
+    /// 0.
     pub(super) fn floor(&self, now: Instant) -> f64 {
         let is_lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
         match self.onset.map_or(0, |onset| onset.bursts) {

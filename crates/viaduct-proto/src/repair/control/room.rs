@@ -2,9 +2,9 @@
 
 use crate::time::{Duration, Instant};
 
-/// Time for which a queue has to drop packets before the overhead is halved. If the flows that fill
-/// the queue slow down, the drops end before this time. Repairs must not be reduced in that case:
-/// random losses, no longer repaired, would slow these flows down again.
+/// Time for which a queue must drop packets before the overhead is halved. If the flows that fill
+/// the queue slow down, the drops end earlier. Repairs must not be reduced in that case: random
+/// losses would no longer be repaired, and would slow these flows down again.
 const FIRST_HALVING: Duration = Duration::from_millis(1_200);
 /// Time from each halving to the next.
 const HALVING_INTERVAL: Duration = Duration::from_millis(50);
@@ -34,7 +34,7 @@ impl Room {
         self.drops.map_or(1.0, |drops| drops.share)
     }
 
-    /// Notes drops by a queue. Repairs may have caused them, so the rate of repairs is reduced
+    /// Handles drops by a queue. Repairs may have caused them, so the rate of repairs is reduced
     /// while the drops last.
     pub(in crate::repair) fn handle_drops(&mut self, now: Instant) {
         self.settle(now);
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_that_go_on_halve_the_rate_until_they_end() {
+    fn continuing_drops_halve_the_rate_until_they_end() {
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         let mut room = Room::default();
         let shares = [0, 400, 800, 1_199, 1_200, 1_249, 1_250].map(|millis| {

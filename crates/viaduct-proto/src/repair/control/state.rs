@@ -1,11 +1,12 @@
-//! State of the path to a peer, as reported and as judged.
+//! State of the path to a peer, as reported by the peer and as classified by the controller.
 
 use std::fmt;
 
 use super::bursts::Counts;
 use crate::time::Duration;
 
-/// Report of a peer on the path to it. Counters are totals since its receiver started.
+/// Report of a peer on the path to this peer. Counters are totals since the peer's receiver
+/// started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Random losses.
@@ -14,16 +15,17 @@ pub struct Report {
     pub congested: u64,
     /// Random losses that flows have seen: not repaired, or repaired too late.
     pub visible: u64,
-    /// The queue is long at present, and may be full.
+    /// True if the queue is currently long, and may be full.
     pub queue_full: bool,
-    /// The cause of several losses is unknown because they occurred while the queue was long.
+    /// True if the cause of several losses is unknown because they occurred while the queue was
+    /// long.
     pub in_doubt: bool,
 }
 
 /// State of the path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Regime {
-    /// The fate of too few packets is known yet.
+    /// Too little is known so far: the fate of too few packets.
     #[default]
     Unknown,
     /// Fewer than three bursts of random losses in the last minute: no repairs.
@@ -34,7 +36,7 @@ pub enum Regime {
     Bounded,
     /// The queue is long: the rate of repairs does not rise.
     Congested,
-    /// Observed only: no repairs are made.
+    /// The link is only observed: no repairs are sent.
     Observed,
 }
 
@@ -42,9 +44,9 @@ impl fmt::Display for Regime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Regime::Unknown => "little is known of the link yet",
-            Regime::Clean => "clean: fewer than 3 losses by chance in 60 s",
-            Regime::Repairing => "repairing what is lost by chance",
-            Regime::Bounded => "losses ask for more repairs than max_overhead allows",
+            Regime::Clean => "clean: fewer than 3 random losses in 60 s",
+            Regime::Repairing => "repairing random losses",
+            Regime::Bounded => "losses require more repairs than max_overhead allows",
             Regime::Congested => "congested: the queue is long, so the repair rate does not rise",
             Regime::Observed => "observed: nothing is repaired",
         })
@@ -81,8 +83,8 @@ impl Report {
 }
 
 impl State {
-    /// State of two lanes together; `None` if neither has one. The regime and the times are those
-    /// of the lane with more packets a second.
+    /// Combined state of two lanes; `None` if neither lane has a state. The regime and the times
+    /// are those of the lane with more packets a second.
     pub fn combined(a: Option<State>, b: Option<State>) -> Option<State> {
         let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
         let (more, less) = if a.pace >= b.pace { (a, b) } else { (b, a) };

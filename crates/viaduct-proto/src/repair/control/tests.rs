@@ -31,7 +31,7 @@ impl World {
 }
 
 #[test]
-fn a_clean_link_pays_nothing_and_an_onset_is_answered_at_once() {
+fn a_clean_link_gets_no_repairs_and_an_onset_is_repaired_immediately() {
     let mut world = World::new();
     assert_eq!(world.controller.regime, Regime::Unknown);
     assert_eq!(world.run(100, 0, 1), 0.0);
@@ -53,12 +53,12 @@ fn after_the_last_loss_the_overhead_falls_and_ends_after_a_minute() {
     let steady = world.run(30, 5, 1);
     assert!(world.run(5, 0, 1) <= steady);
     assert!(world.run(25, 0, 1) < 0.006);
-    assert!(world.run(25, 0, 1) > 0.0, "another loss is answered at once");
+    assert!(world.run(25, 0, 1) > 0.0, "another loss would be repaired immediately");
     assert_eq!(world.run(10, 0, 1), 0.0);
 }
 
 #[test]
-fn bursts_ask_for_more_and_no_more_is_given_than_allowed() {
+fn bursts_raise_the_overhead_up_to_its_limit() {
     let mut world = World::new();
     let single = world.run(20, 16, 1);
     let mut world = World::new();
@@ -85,7 +85,7 @@ fn a_full_queue_gets_hardly_more_repairs_than_before() {
 }
 
 #[test]
-fn few_losses_of_an_onset_are_enough() {
+fn a_few_losses_of_an_onset_raise_the_overhead() {
     let mut world = World::new();
     world.run(20, 0, 1);
     let mut losses = |bursts| {
@@ -104,7 +104,7 @@ fn few_losses_of_an_onset_are_enough() {
 }
 
 #[test]
-fn losses_in_doubt_are_repaired_as_long_as_they_are() {
+fn losses_are_repaired_while_their_cause_is_in_doubt() {
     let mut world = World::new();
     assert_eq!(world.run(20, 0, 1), 0.0);
     (world.report.queue_full, world.report.in_doubt) = (true, true);
@@ -114,7 +114,7 @@ fn losses_in_doubt_are_repaired_as_long_as_they_are() {
 }
 
 #[test]
-fn while_a_queue_drops_packets_repairs_yield_and_then_come_back() {
+fn repairs_are_reduced_only_while_a_queue_drops_packets() {
     let mut world = World::new();
     let before = world.run(20, 5, 1);
     let drop = |world: &mut World, times| {
@@ -127,14 +127,14 @@ fn while_a_queue_drops_packets_repairs_yield_and_then_come_back() {
     };
     let times = |millis| (millis / TICK.as_millis()) as usize;
     let soon = drop(&mut world, times(1_000));
-    assert!(soon > 0.9 * before, "{soon} of {before}: flows that cause it slow down");
+    assert!(soon > 0.9 * before, "{soon} of {before}: the flows that fill the queue slow down");
     let later = drop(&mut world, times(1_500));
     assert!(later < 0.05 * before, "{later} of {before}");
     assert!(world.run(1, 5, 1) > 0.9 * before);
 }
 
 #[test]
-fn losses_that_flows_see_raise_it_within_bounds_and_calm_lowers_it() {
+fn visible_losses_raise_the_overhead_within_bounds_and_calm_lowers_it() {
     let mut world = World::new();
     let plain = world.run(20, 5, 1);
     for _ in 0..20 {
@@ -148,7 +148,7 @@ fn losses_that_flows_see_raise_it_within_bounds_and_calm_lowers_it() {
 }
 
 #[test]
-fn a_receiver_that_begins_anew_is_no_onset() {
+fn a_restart_of_the_receiver_is_not_an_onset() {
     let mut world = World::new();
     let before = world.run(20, 5, 1);
     world.report.random = bursts::Counts::default();

@@ -1,18 +1,18 @@
-//! Correction of the overhead by outcomes: the losses that flows have seen.
+//! Correction of the overhead according to its outcome: the losses that flows have seen.
 
 use crate::time::{Duration, Instant};
 
-/// Bounds of the correction by outcomes, [`Trim`].
+/// Bounds of the correction.
 const TRIM: [f64; 2] = [0.75, 1.5];
 /// Factors by which the correction is raised and lowered. It is raised if the rate of visible loss
 /// events over at least [`LOOK`] exceeds [`TOO_MANY`] times the target, and lowered after [`CALM`]
-/// without any.
+/// without such events.
 const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
 const LOOK: Duration = Duration::from_secs(5);
 const TOO_MANY: f64 = 3.0;
 /// Time without a visible loss event after which the correction may be lowered.
 const CALM: Duration = Duration::from_secs(30);
-/// Time after the start of the repairs in which reported visible losses may be older than the
+/// Time after the start of repairs in which reported visible losses may date from before the
 /// repairs.
 const SETTLES: Duration = Duration::from_secs(2);
 
@@ -22,26 +22,26 @@ pub(super) struct Trim {
     pub(super) factor: f64,
     /// Time at which the outcomes were last evaluated.
     looked: Instant,
-    /// Count of visible losses at that time.
+    /// Number of visible losses at that time.
     visible: u64,
     /// Time of the last visible loss.
     seen: Option<Instant>,
 }
 
 impl Trim {
-    /// Creates a correction that changes nothing yet.
+    /// Creates a correction with the factor 1.
     pub(super) fn new(now: Instant) -> Self {
         Trim { factor: 1.0, looked: now, visible: 0, seen: None }
     }
 
-    /// Continues with the factor of another process.
+    /// Takes over the factor of the previous process.
     pub(super) fn resume(&mut self, now: Instant, factor: f64, visible: u64) {
         let factor = factor.clamp(TRIM[0], TRIM[1]);
         *self = Trim { factor, looked: now, visible, seen: Some(now) };
     }
 
     /// Raises the correction if flows see losses much more often than `target` times a second, and
-    /// slowly lowers it if they see none. `visible` is the count of these losses, `old` the count
+    /// slowly lowers it if they see none. `visible` is the number of these losses, `old` the number
     /// in the previous report, and `begun` the start of the repairs. Returns the factor.
     pub(super) fn correct(
         &mut self,
@@ -89,7 +89,7 @@ mod tests {
         let mut correct = |seconds, visible| trim.correct(at(seconds), visible, Some(at(1)), 0.03);
         assert_eq!(correct(7, (9, 12)), 1.1);
         assert_eq!(correct(12, (12, 12)), 1.1, "seen a moment ago");
-        assert_eq!(correct(40, (12, 12)), 1.1, "not calm for long enough");
+        assert_eq!(correct(40, (12, 12)), 1.1, "too early after the last visible loss");
         let trimmed = correct(80, (12, 12));
         assert!((trimmed - 1.1 * 0.97).abs() < 1e-9, "{trimmed}");
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Path to a peer whose clock differs, and its queue.
+/// Path from a peer whose clock differs, and the path's queue.
 struct World {
     queue: Queue,
     now: Instant,
@@ -18,7 +18,7 @@ impl World {
     }
 
     /// Sends packets for `millis` milliseconds, with the delay that `delay` gives for the elapsed
-    /// seconds. Returns for each whether the queue is full.
+    /// seconds. Returns for each packet whether the queue is full.
     fn run(&mut self, millis: u64, delay: impl Fn(f64) -> f64) -> Vec<bool> {
         let begun = self.now;
         let mut full = Vec::new();
@@ -35,7 +35,7 @@ impl World {
 }
 
 #[test]
-fn the_top_of_a_saw_is_full_and_the_rest_is_not() {
+fn only_the_top_of_a_sawtooth_is_a_full_queue() {
     let mut world = World::new();
     let saw = |at: f64| 50_000.0 + 100_000.0 * (0.3 + 0.7 * (at / 5.0).fract());
     // The queue fills packet by packet.
@@ -48,14 +48,14 @@ fn the_top_of_a_saw_is_full_and_the_rest_is_not() {
 }
 
 #[test]
-fn jitter_of_an_idle_link_is_no_queue() {
+fn jitter_of_an_idle_link_is_not_a_queue() {
     let mut world = World::new();
     let full = world.run(20_000, |at| 50_000.0 + 2_000.0 * (at * 997.0).sin().abs());
     assert!(!full.contains(&true));
 }
 
 #[test]
-fn a_longer_path_is_no_full_queue_but_one_that_fills_is() {
+fn a_longer_path_is_not_a_full_queue_but_a_queue_that_fills_is() {
     let mut world = World::new();
     world.run(5_000, |_| 50_000.0);
     world.run(600, |_| 80_000.0);
@@ -73,7 +73,7 @@ fn a_longer_path_is_no_full_queue_but_one_that_fills_is() {
     world.run(1_000, |at| 50_000.0 + 100_000.0 * at);
     assert!(
         !world.run(10_000, |_| 150_000.0).contains(&false),
-        "a tenth too much fills it in a second"
+        "an excess of a tenth fills the queue in a second"
     );
 }
 
@@ -89,7 +89,7 @@ fn the_peers_clock_may_wrap_and_drift() {
 }
 
 #[test]
-fn a_queue_that_never_empties_is_one_for_minutes() {
+fn a_queue_that_never_empties_is_recognised_for_minutes() {
     let mut world = World::new();
     world.run(1_000, |at| 50_000.0 + 40_000.0 * at);
     let full = world.run(240_000, |at| 90_000.0 + 60_000.0 * (at / 14.0).fract());
@@ -100,7 +100,7 @@ fn a_queue_that_never_empties_is_one_for_minutes() {
 }
 
 #[test]
-fn after_a_pause_the_path_may_be_another() {
+fn after_a_pause_the_path_may_have_changed() {
     let mut world = World::new();
     world.run(5_000, |_| 50_000.0);
     world.now += PAUSE + PART;
@@ -108,15 +108,15 @@ fn after_a_pause_the_path_may_be_another() {
 }
 
 /// Sends packets for `seconds` seconds. The delay at each time is the fraction `height` of 40 ms;
-/// `lost` selects the lost packets. Returns the number of losses attributed to a full queue, and of
-/// all losses.
+/// `lost` selects the lost packets. Returns the number of losses attributed to a full queue, and
+/// the number of all losses.
 fn judge(
     world: &mut World,
     seconds: u64,
     height: impl Fn(f64) -> f64,
     mut lost: impl FnMut(u64, f64) -> bool,
 ) -> (usize, usize) {
-    let (mut told, mut all) = (0, 0);
+    let (mut attributed, mut all) = (0, 0);
     let (mut before, mut verdict) = (false, Verdict::Chance);
     for at in 0..seconds * 10_000 {
         let height = height(at as f64 / 10_000.0);
@@ -128,14 +128,14 @@ fn judge(
             if !before {
                 verdict = world.queue.lose(world.now, world.queue.waits);
             }
-            told += usize::from(verdict == Verdict::Congestion);
+            attributed += usize::from(verdict == Verdict::Congestion);
         } else {
             let sent = micros(world.now).wrapping_sub(50_000 + (40_000.0 * height) as u32);
             world.queue.arrive(world.now, world.seq, sent);
         }
         before = now;
     }
-    (told, all)
+    (attributed, all)
 }
 
 fn saw(at: f64) -> f64 {
@@ -143,56 +143,56 @@ fn saw(at: f64) -> f64 {
 }
 
 #[test]
-fn losses_at_the_peak_are_a_full_queues_unless_they_come_elsewhere_too() {
+fn losses_are_attributed_to_a_full_queue_if_they_occur_only_at_the_peak() {
     let full = |n: u64, height: f64| height > 0.98 && n.is_multiple_of(7);
-    let (told, all) = judge(&mut World::new(), 60, saw, full);
-    assert!(told * 50 > all * 49, "{told} of {all}");
+    let (attributed, all) = judge(&mut World::new(), 60, saw, full);
+    assert!(attributed * 50 > all * 49, "{attributed} of {all}");
     for every in [20, 101, 1_009] {
-        let (told, all) = judge(&mut World::new(), 60, saw, |n, _| n.is_multiple_of(every));
-        assert!(told * 1_000 < all, "{told} of {all}");
+        let (attributed, all) = judge(&mut World::new(), 60, saw, |n, _| n.is_multiple_of(every));
+        assert!(attributed * 1_000 < all, "{attributed} of {all}");
     }
-    let (told, all) = judge(&mut World::new(), 60, saw, |n, _| n % 3_000 < 30);
-    assert!(told * 100 < all, "{told} of {all}");
+    let (attributed, all) = judge(&mut World::new(), 60, saw, |n, _| n % 3_000 < 30);
+    assert!(attributed * 100 < all, "{attributed} of {all}");
     let both = |n: u64, height: f64| n.is_multiple_of(101) || full(n, height);
-    let (told, all) = judge(&mut World::new(), 60, saw, both);
-    assert!(told * 100 > all * 15, "{told} of {all}");
+    let (attributed, all) = judge(&mut World::new(), 60, saw, both);
+    assert!(attributed * 100 > all * 15, "{attributed} of {all}");
 }
 
 #[test]
-fn losses_below_the_peak_are_not_the_full_queues() {
+fn losses_below_the_peak_are_not_attributed_to_the_full_queue() {
     let mut world = World::new();
     let at_random = |n: u64| n.is_multiple_of(101);
     let full = |n: u64, height: f64| height > 0.98 && n.is_multiple_of(5);
     judge(&mut world, 60, saw, |n, height| at_random(n) || full(n, height));
-    let (told, all) = judge(&mut world, 60, |at| saw(at) * 0.93, |n, _| at_random(n));
-    assert!(told * 50 < all, "{told} of {all}");
+    let (attributed, all) = judge(&mut world, 60, |at| saw(at) * 0.93, |n, _| at_random(n));
+    assert!(attributed * 50 < all, "{attributed} of {all}");
 }
 
 #[test]
-fn losses_that_begin_beside_a_queue_that_was_longer_when_it_was_full_are_not_its() {
+fn losses_at_a_queue_that_was_longer_when_it_was_full_are_random() {
     let mut world = World::new();
     let fills = |at: f64| (at / 2.0).powi(4).min(1.0);
     judge(&mut world, 3, fills, |n, height| height == 1.0 && n.is_multiple_of(2));
     judge(&mut world, 15, |_| 0.5, |_, _| false);
-    let (told, all) = judge(&mut world, 10, |_| 0.5, |n, _| n.is_multiple_of(101));
-    assert!(told * 50 < all, "{told} of {all}");
+    let (attributed, all) = judge(&mut world, 10, |_| 0.5, |n, _| n.is_multiple_of(101));
+    assert!(attributed * 50 < all, "{attributed} of {all}");
 }
 
 #[test]
-fn a_queue_that_grows_is_not_full_and_one_that_stays_is() {
+fn a_queue_that_grows_is_not_full_and_a_queue_that_stays_long_is() {
     // A queue that a slow start fills.
     let grows = |at: f64| (at / 2.0).powi(4);
-    let (told, _) = judge(&mut World::new(), 2, grows, |n, _| n.is_multiple_of(101));
-    assert_eq!(told, 0);
+    let (attributed, _) = judge(&mut World::new(), 2, grows, |n, _| n.is_multiple_of(101));
+    assert_eq!(attributed, 0);
     let fills = |at: f64| (at / 2.0).powi(4).min(0.5);
-    let (told, all) =
+    let (attributed, all) =
         judge(&mut World::new(), 2, fills, |n, height| height == 0.5 && n.is_multiple_of(2));
-    assert!(told + 15 >= all, "{told} of {all}");
+    assert!(attributed + 15 >= all, "{attributed} of {all}");
     // A sender that exceeds its link for minutes.
     let mut world = World::new();
     judge(&mut world, 1, |at| at, |_, _| false);
-    let (told, all) = judge(&mut world, 240, |_| 1.0, |n, _| n.is_multiple_of(11));
-    assert!(told + 100 >= all, "{told} of {all}");
+    let (attributed, all) = judge(&mut world, 240, |_| 1.0, |n, _| n.is_multiple_of(11));
+    assert!(attributed + 100 >= all, "{attributed} of {all}");
 }
 
 #[test]
@@ -201,6 +201,6 @@ fn drops_of_a_flow_that_stays_near_the_peak_are_recognised() {
     let drops = |n: u64, height: f64| height > 0.999 && n.is_multiple_of(20);
     let mut world = World::new();
     judge(&mut world, 60, cubic, drops);
-    let (told, all) = judge(&mut world, 60, cubic, drops);
-    assert!(told * 2 > all, "{told} of {all}");
+    let (attributed, all) = judge(&mut world, 60, cubic, drops);
+    assert!(attributed * 2 > all, "{attributed} of {all}");
 }
