@@ -299,7 +299,7 @@ impl Plane {
     /// Changes the number of lanes of each peer that wants another number.
     fn change_lanes(&mut self, now: Instant) {
         self.lanes.due = None;
-        // With too many lanes, the packets of some lanes are not protected.
+        // With too many lanes nothing changes, and the packets of some lanes are not protected.
         let _ = self.rebuild(self.configs.clone(), self.lanes.shares(), now);
     }
 

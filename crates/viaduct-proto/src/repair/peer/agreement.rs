@@ -1,4 +1,4 @@
-//! Terms of the two configurations, and the mismatch between them.
+//! Terms of the two configurations, and any mismatch between them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub(super) struct Agreement {
     pub(super) own: Terms,
     /// Terms last received.
     pub(super) peer: Option<Arc<Terms>>,
-    /// Mismatch between the terms.
+    /// Mismatch between the terms, if any.
     pub(super) disagreement: Option<String>,
 }
 

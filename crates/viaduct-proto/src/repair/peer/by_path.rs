@@ -17,8 +17,8 @@ use crate::repair::section;
 use crate::repair::transport::{Endpoint, Transport};
 use crate::time::{Duration, Instant};
 
-/// Longest round trip of the other path at which repairs take it, as a multiple of that of the
-/// packets' path: to switch to the other path, and to stay on it.
+/// Maximum round trip of the other path for repairs to take that path, as a multiple of the round
+/// trip of the packets' path: to switch to the other path, and to stay on it.
 const MAX_LONGER: [u32; 2] = [2, 3];
 /// Difference of round trips that does not matter.
 const SLACK: Duration = Duration::from_millis(10);
@@ -26,11 +26,11 @@ const SLACK: Duration = Duration::from_millis(10);
 /// Path of one lane, and its state.
 pub(in crate::repair) struct OwnPath {
     pub(super) liveness: Liveness,
-    /// The path was up at the last call of [`Peer::take_path_change`].
+    /// True if the path was up at the last call of [`Peer::take_path_change`].
     was_up: bool,
-    /// Index of the path of messages.
+    /// Index of the path that messages take.
     via: usize,
-    /// Probes of the path.
+    /// Probes to send over the path.
     probes: Outbox,
 }
 
@@ -46,7 +46,7 @@ impl OwnPath {
     }
 }
 
-/// Properties of a path by which messages choose one.
+/// State of a path, by which the path of messages is chosen.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::repair) struct PathState {
     pub(in crate::repair) is_up: bool,
@@ -60,21 +60,21 @@ impl Peer {
         Some(PathState { is_up: liveness.is_up(), rtt: liveness.rtt() })
     }
 
-    /// Returns whether the path is up, if that has changed since the last call.
+    /// Returns true if the path has come up since the last call, and false if it has gone down.
     pub(in crate::repair) fn take_path_change(&mut self) -> Option<bool> {
         let own = self.own_path.as_mut()?;
         let is_up = own.liveness.is_up();
         (std::mem::replace(&mut own.was_up, is_up) != is_up).then_some(is_up)
     }
 
-    /// Returns whether the lane has traffic, and its packets or its messages take this path.
+    /// Returns whether the lane has traffic and its packets or messages take this path.
     pub(in crate::repair) fn uses_path(&self, path: u8) -> bool {
         let own = self.session.offer.lane;
         let via = self.own_path.as_ref().map_or(own, |of| of.via as u8);
         !self.is_idle() && (own == path || via == path)
     }
 
-    /// Notes whether the lane's own path is used. Returns true if a probe is now due earlier.
+    /// Sets whether the lane's own path is used. Returns true if a probe may now be due earlier.
     pub(in crate::repair) fn set_path_busy(&mut self, now: Instant, is_busy: bool) -> bool {
         self.own_path.as_mut().is_some_and(|path| path.liveness.set_busy(now, is_busy))
     }
@@ -93,7 +93,7 @@ impl Peer {
         }
     }
 
-    /// Destination of an initiation: without a session, the paths take turns.
+    /// Destination of an initiation. Without a session, attempts alternate between the paths.
     pub(super) fn path_address(&self, paths: &PathsConfig) -> SocketAddr {
         let own = usize::from(self.session.offer.lane);
         let turn = self.paths.selector.unanswered() as usize % paths.endpoints.len();
@@ -103,12 +103,12 @@ impl Peer {
         }
     }
 
-    /// Time by which datagrams of this lane that come by the path of `other` arrive before packets
-    /// that were sent at the same time.
+    /// Time by which datagrams of this lane that arrive over the path of `other` are ahead of
+    /// packets that were sent at the same time.
     pub(in crate::repair) fn lead_of(&self, now: Instant, other: &Peer) -> Duration {
-        /// Longest lead that is waited for, in microseconds.
+        /// Maximum time for which datagrams are delayed, in microseconds.
         const MAX_LEAD: u32 = 200_000;
-        /// Variation of the delays, in microseconds.
+        /// Allowance for variation of the delays, in microseconds.
         const VARIATION: u32 = 1_000;
         let path = |peer: &Peer| {
             let liveness = &peer.own_path.as_ref()?.liveness;
@@ -136,7 +136,7 @@ impl Peer {
         }
     }
 
-    /// Probes of the lane's own path, and their destination.
+    /// Probes to send over the lane's own path, and their destination.
     pub(in crate::repair) fn probes(&self) -> Option<(Endpoint, &Outbox)> {
         Some((at(self.config.endpoint?), &self.own_path.as_ref()?.probes))
     }
@@ -192,7 +192,7 @@ mod tests {
         }
         let (near, far) = (path(true, 20), path(true, 60));
         assert!(takes(RepairPath::Auto, far, near) && !takes(RepairPath::Auto, near, far));
-        assert!(takes_other(RepairPath::Auto, true, near, far), "it does already");
+        assert!(takes_other(RepairPath::Auto, true, near, far), "messages take this path already");
         assert!(takes(RepairPath::Other, near, far) && !takes(RepairPath::Same, far, near));
     }
 }

@@ -6,14 +6,14 @@ use crate::repair::sender::Sender;
 use crate::time::Instant;
 
 impl Peer {
-    /// Returns whether `config` can be taken over without a new session.
+    /// Returns whether `config` can be applied without a new session.
     pub(in crate::repair) fn stays(&self, config: &PeerConfig) -> bool {
         config.key == self.config.key
             && config.rekey_after == self.config.rekey_after
             && config.paths.is_some() == self.config.paths.is_some()
     }
 
-    /// Takes over settings that need no new session.
+    /// Applies settings that do not need a new session.
     pub(in crate::repair) fn change(
         &mut self,
         now: Instant,

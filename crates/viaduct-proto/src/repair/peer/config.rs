@@ -23,9 +23,9 @@ pub struct PeerConfig {
     pub name: String,
     /// Public key of the peer.
     pub key: PublicKey,
-    /// Address of the peer's gateway; if unknown, learnt from its messages.
+    /// Address of the peer's gateway; `None` if it is to be learnt from the peer's messages.
     pub endpoint: Option<SocketAddr>,
-    /// Two paths to the peer, if both sites have two WANs; `endpoint` is ignored then.
+    /// Two paths to the peer, if both sites have two WANs; `endpoint` is then ignored.
     pub paths: Option<PathsConfig>,
     /// Transports that may be used.
     pub transport: TransportChoice,
@@ -42,8 +42,8 @@ pub struct PeerConfig {
     /// MTU of the path between the gateways.
     pub mtu: usize,
     /// Share of the gateway's memory, in bytes. All peers together hold at most the sum of their
-    /// shares. A peer may hold more than its share while others do not use theirs, and keeps its
-    /// share while it has traffic.
+    /// shares. A peer may hold more than its share while other peers do not use theirs, and is
+    /// certain of its share while it has traffic.
     pub memory: usize,
     /// Membership of the two gateways in racks.
     pub rack: RackConfig,
@@ -61,7 +61,7 @@ pub struct PathsConfig {
     pub repairs: RepairPath,
 }
 
-/// Path by which repairs, names and copies of packets travel, while both paths are up.
+/// Path over which repairs, names and copies of packets are sent while both paths are up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RepairPath {
     /// Path that the packets do not take, unless its round trip is much longer.
@@ -79,7 +79,7 @@ impl PeerConfig {
         let mut config = self.clone();
         config.memory /= count.get();
         if let Some(paths) = &self.paths {
-            // Any path may get all packets, so the rate is not divided.
+            // All packets may take one path, so the rate is not divided.
             config.endpoint = paths.endpoints.get(usize::from(lane)).copied();
         } else if let Some(Coding::Auto(settings)) = &mut config.coding
             && let Some(rate) = &mut settings.limits.max_rate
@@ -103,8 +103,8 @@ pub(super) fn outer(ipv6: bool) -> usize {
     if ipv6 { 48 } else { 28 }
 }
 
-/// Bytes by which a repair exceeds the longest packet it covers, with outer headers. With
-/// [`TransportChoice::Auto`], the outer headers are those of UDP.
+/// Number of bytes by which a repair, with outer headers, is longer than the longest packet that it
+/// covers. With [`TransportChoice::Auto`], the outer headers are those of UDP.
 pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
     let more = match transport {
         TransportChoice::Auto | TransportChoice::None => 0,
@@ -114,7 +114,7 @@ pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
 }
 
 /// Minimum memory of a peer, in bytes, with which a code can recover packets: there must be room
-/// for all packets that a repair may cover, beside repairs and the ledger.
+/// for all packets that a repair may cover, in addition to repairs and the ledger.
 pub fn least_memory(coding: &Coding, longest: usize) -> usize {
     let packets = (coding.span() + 64) * longest.max(576);
     (packets.div_ceil(5) * 8).max(MIN_MEMORY)
@@ -134,8 +134,8 @@ pub enum PeerError {
     Code(#[from] crate::fec::Error),
 }
 
-/// Plan of the sender for `config`, whose first packet gets the number `first`; `None` without an
-/// encoder.
+/// Plan of the sender for `config`, whose first packet gets the number `first`; `None` if the
+/// config has no encoder.
 pub(super) fn plan(
     now: Instant,
     config: &PeerConfig,

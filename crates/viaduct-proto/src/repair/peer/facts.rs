@@ -34,14 +34,14 @@ pub struct PeerFacts {
     pub terms: Option<Arc<Terms>>,
     /// Mismatch between the peer's terms and this config.
     pub disagreement: Option<String>,
-    /// Protocol version, other than ours, of datagrams that came from the peer's endpoint within
-    /// the last minute. Their source may be forged.
+    /// Protocol version of datagrams that came from the peer's endpoint within the last minute, if
+    /// it differs from this gateway's version. The source of these datagrams may be forged.
     pub other_version: Option<u8>,
     /// Value to which the path lowers the MSS of SYNs, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
     /// State of the controller, if the code adapts to the losses.
     pub control: Option<control::State>,
-    /// Outcomes that each code would have had, if the peer is only observed.
+    /// Outcomes that each trial code would have had, if the link is only observed.
     pub trials: Option<[Outcome; TRIED.len()]>,
     /// Slices that the peer owns, if it is a member of a rack.
     pub slices: Option<SliceCount>,
@@ -62,9 +62,9 @@ pub struct PathFacts {
     pub is_up: bool,
     /// Round-trip time; `None` until it is measured.
     pub rtt: Option<Duration>,
-    /// Index of the path by which repairs of this path's packets are sent.
+    /// Index of the path over which repairs of this path's packets are sent.
     pub via: u8,
-    /// Packets that were sent by this path.
+    /// Number of packets that were sent over this path.
     pub packets: u64,
     /// Losses among the peer's packets.
     pub incoming: LossReport,

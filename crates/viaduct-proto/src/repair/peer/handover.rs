@@ -1,4 +1,4 @@
-//! Handover of a peer to another process ([`crate::upgrade`]).
+//! Handover of a peer to a new process ([`crate::upgrade`]).
 
 use super::config::plan;
 use super::{Peer, PeerError};
@@ -9,14 +9,15 @@ use crate::time::Instant;
 use crate::upgrade::PeerRecord;
 
 impl Peer {
-    /// Sends all that the peer may need from this process, before another process continues.
+    /// Sends everything that the peer may still need from this process, before a new process takes
+    /// over.
     pub(in crate::repair) fn finish(&mut self, now: Instant) {
         if let Some((sender, mut channel, _)) = self.sending() {
             sender.finish(now, &mut channel);
         }
     }
 
-    /// State for another process.
+    /// State for the handover to a new process.
     pub(in crate::repair) fn record(&self) -> PeerRecord {
         let coder = self.sender.as_ref().map(|sender| &sender.coder);
         let mut terms = Vec::new();
@@ -38,7 +39,7 @@ impl Peer {
         }
     }
 
-    /// Continues the work of another process. This process keeps what it has received meanwhile.
+    /// Takes over from the previous process. Keeps what this process has received in the meantime.
     pub(in crate::repair) fn resume(
         &mut self,
         now: Instant,

@@ -18,8 +18,8 @@ use crate::time::Instant;
 
 impl Peer {
     /// Handles a datagram; returns whether it is authentic. Only a message under a session's keys
-    /// updates the peer's address. A response changes only the transport, and an initiation changes
-    /// neither: its answer goes to its source.
+    /// updates the peer's address. A response changes only the transport. An initiation changes
+    /// neither; the answer to it goes to its source.
     pub(in crate::repair) fn handle_datagram(
         &mut self,
         now: Instant,
@@ -42,7 +42,7 @@ impl Peer {
             }
             Received::Message(session, message) => {
                 let is_current = self.session.current() == Some(session);
-                // With several paths, the config gives the address of each.
+                // With several paths, the config gives the address on each path.
                 if self.own_path.is_none() {
                     self.paths.handle_message(from, is_current);
                 }
@@ -58,8 +58,8 @@ impl Peer {
             }
             self.paths.selector.handle_session(now, from.transport, is_own);
             self.throttle.restart();
-            // The first message under new keys confirms them to the responder, and each side
-            // learns the other's next packet number from it.
+            // The first message under new keys confirms the keys to the responder, and carries the
+            // sender's next packet number.
             self.reporting.restart();
             self.report(now);
         }
@@ -85,8 +85,8 @@ impl Peer {
         }
     }
 
-    /// Handles a section that is no repair, name, request or copy; `None` if it is malformed or of
-    /// an unknown kind.
+    /// Handles a section other than repairs, names, requests and copies; `None` if it is malformed
+    /// or of an unknown kind.
     fn handle_other(&mut self, now: Instant, kind: u8, body: &[u8]) -> Option<()> {
         match kind {
             REPORT => self.take_report(now, Report::parse(body)?),
@@ -124,7 +124,7 @@ impl Peer {
         }
     }
 
-    /// Compares the losses of the peer's datagrams over UDP with those of its packets.
+    /// Compares the losses among the peer's datagrams over UDP with the losses among its packets.
     pub(super) fn watch_throttle(&mut self, now: Instant) {
         if self.paths.selector.may_avoid_udp() {
             let LossReport { covered, lost, .. } = self.receiver.stats().link;
@@ -166,7 +166,7 @@ impl Peer {
     }
 }
 
-/// Weight in a section [`MEMBER`]; `None` if malformed.
+/// Weight in a section [`MEMBER`]; `None` if the section is malformed.
 fn parse_weight(body: &[u8]) -> Option<u8> {
     let &[weight] = body else { return None };
     (weight <= MAX_WEIGHT).then_some(weight)

@@ -1,4 +1,4 @@
-//! State of one peer site, or of one lane of it; connects its session, sender and receiver.
+//! State of a peer, or of one of its lanes: connects its session, sender and receiver.
 //!
 //! ```text
 //!   packets that leave ──▶ sender ─── repairs, names ──▶ session ──▶ datagrams
@@ -53,8 +53,8 @@ pub use config::{
 };
 pub use facts::{PathFacts, PeerFacts};
 
-/// Part of all memory (1 / `DECODER_PART`) that repairs may take while they wait for one
-/// peer's packets.
+/// Divisor of the memory of all peers: repairs that wait for packets of one peer may take 1 /
+/// `DECODER_PART` of this memory.
 const DECODER_PART: usize = 8;
 
 pub(super) struct Peer {
@@ -74,22 +74,22 @@ pub(super) struct Peer {
     claimed: Vec<Claim>,
     /// Time of the next housekeeping; `None` while there is none to do.
     next_tick: Option<Instant>,
-    /// Number of times that the tap missed packets, as far as the receiver knows.
+    /// Number of times that the tap missed packets, as last reported to the receiver.
     pub(super) misses: u64,
     /// Repairs sent and received, as last counted by the plane.
     pub(super) repairs: u64,
     /// Datagrams to the peer's endpoint, apart from handshakes.
     pub(super) transmits: Outbox,
-    /// Initiations, and answers to initiations, each with its destination: that of an answer is the
-    /// source of its initiation.
+    /// Initiations, and answers to initiations, each with its destination. An answer goes to the
+    /// source of the initiation.
     pub(super) handshakes: Vec<(Endpoint, Vec<u8>)>,
 }
 
-/// Latest reports of the peer on what this side sends.
+/// Latest reports of the peer on the packets from this side.
 #[derive(Default)]
 struct Reports {
     loss: LossReport,
-    /// Outcomes that trial codes would have had.
+    /// Outcomes that the trial codes would have had.
     trials: Option<[Outcome; TRIED.len()]>,
     /// Weight of the peer in its rack.
     weight: Option<u8>,
@@ -132,7 +132,7 @@ impl Peer {
         let paths = Paths::new(&config);
         session.schedule.silence_limit = paths.silence_limit();
         let identity = Arc::new(IdentityKey::new(&shared.derive(b"viaduct identity")));
-        // Packet numbers rise from run to run: all numbers that a peer remembers are lower.
+        // Packet numbers increase from run to run: all numbers that a peer remembers are lower.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
         let plan = plan(now, &config, first)?;
         Ok(Peer {
@@ -166,7 +166,7 @@ impl Peer {
         }
     }
 
-    /// Continues with what the peer has reported to a former lane of this number.
+    /// Takes over the peer's last loss report to a former lane with the same number.
     pub(super) fn resume_reported(&mut self, loss: LossReport) {
         self.reports.loss = loss;
     }
@@ -197,7 +197,8 @@ impl Peer {
         (self.config.key, self.session.offer.lane)
     }
 
-    /// Returns whether the peer, a member of a rack, counts as alive.
+    /// Returns whether the peer was heard from recently enough to count as an alive member of its
+    /// rack.
     pub(super) fn was_heard_lately(&self, now: Instant) -> bool {
         let heard_at = self.session.schedule.heard_at().filter(|_| self.session.up());
         heard_at.is_some_and(|at| now.since(at) < DEAD_AFTER)
@@ -208,12 +209,12 @@ impl Peer {
         self.receiver.held() + self.sender.as_ref().map_or(0, Sender::held)
     }
 
-    /// Bytes of memory that [`Peer::shed`] can give back.
+    /// Bytes of memory that [`Peer::shed`] can free.
     pub(super) fn sheddable(&self) -> usize {
         self.receiver.sheddable() + self.sender.as_ref().map_or(0, Sender::sheddable)
     }
 
-    /// Gives back memory of the oldest packets, in the direction that holds more.
+    /// Frees the memory of the oldest packets, in the direction that holds more memory.
     pub(super) fn shed(&mut self) {
         match &mut self.sender {
             Some(sender) if sender.sheddable() > self.receiver.sheddable() => sender.shed(),
@@ -233,7 +234,7 @@ impl Peer {
         self.sender.as_mut().map(|sender| (sender, channel, &*self.identity))
     }
 
-    /// Starts housekeeping, since there is traffic.
+    /// Starts housekeeping, because there is traffic.
     fn wake(&mut self, now: Instant) {
         self.next_tick.get_or_insert(now + TICK);
     }
@@ -266,8 +267,8 @@ impl Peer {
         self.receiver.handle_packet(now, came, packet);
     }
 
-    /// Handles a packet that has come from the peer's site, and was given to another member of its
-    /// rack.
+    /// Handles a packet from the peer's site that was first assigned to another member of the
+    /// peer's rack.
     pub(super) fn adopt(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         self.wake(now);
         self.receiver.adopt(now, came, packet);
@@ -383,7 +384,7 @@ impl Peer {
         }
     }
 
-    /// Does the housekeeping, and schedules the next unless there is nothing left to do.
+    /// Does the housekeeping, and schedules the next one unless nothing is left to do.
     fn tick(&mut self, now: Instant) {
         self.receiver.tick(now);
         self.watch_throttle(now);

@@ -1,4 +1,4 @@
-//! Paths to the peer: its address by each transport, and the endpoint to which messages go.
+//! Paths to the peer: its address over each transport, and the endpoint to which messages are sent.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ const AUTO_SILENCE: Duration = Duration::from_secs(2);
 pub(in crate::repair) struct Paths {
     /// Destination of messages.
     pub(in crate::repair) endpoint: Option<Endpoint>,
-    /// Address by each transport, to which initiations are sent.
+    /// Address over each transport, to which initiations are sent.
     addresses: [Option<SocketAddr>; Transport::ALL.len()],
     pub(super) selector: Selector,
 }
@@ -29,7 +29,7 @@ impl Paths {
         Paths { endpoint: endpoint(config.endpoint, selector.current), addresses, selector }
     }
 
-    /// Takes over changed settings. Returns whether a new session must be requested.
+    /// Applies changed settings. Returns whether a new session must be requested.
     pub(super) fn change(&mut self, old: &PeerConfig, new: &PeerConfig) -> bool {
         let is_other = new.transport != old.transport;
         if is_other {
@@ -45,12 +45,12 @@ impl Paths {
         is_other
     }
 
-    /// Addresses, for another process.
+    /// Addresses, for the handover to a new process.
     pub(super) fn addresses(&self) -> [Option<SocketAddr>; Transport::ALL.len()] {
         self.addresses
     }
 
-    /// Continues with the paths of another process.
+    /// Takes over the paths of the previous process.
     pub(super) fn resume(&mut self, now: Instant, record: &PeerRecord) {
         self.endpoint = record.endpoint.map(|(transport, address)| Endpoint { transport, address });
         self.addresses = record.addresses;
@@ -73,8 +73,8 @@ impl Paths {
         self.addresses.iter().any(Option::is_some)
     }
 
-    /// Destination of the present attempt of a handshake. The peer's fake TCP connection may be
-    /// gone, so every second attempt over fake TCP goes to the address in the config.
+    /// Destination of the current attempt of a handshake. The peer's fake TCP connection may no
+    /// longer exist, so every second attempt over fake TCP goes to the address in the config.
     pub(super) fn address(&self, transport: Transport, config: &PeerConfig) -> Option<SocketAddr> {
         let known = self.addresses[transport as usize];
         match transport {
@@ -83,15 +83,15 @@ impl Paths {
         }
     }
 
-    /// Takes over the transport of a response that has made a session.
+    /// Changes to the transport of a response that has created a session.
     pub(super) fn handle_response(&mut self, from: Endpoint) {
         let address = self.addresses[from.transport as usize].unwrap_or(from.address);
         self.endpoint = Some(Endpoint { address, ..from });
     }
 
-    /// Takes over the source of a message. Takes over another transport only if the message belongs
-    /// to the session that seals messages (`is_current`). Late messages of an earlier session
-    /// therefore do not restore its transport.
+    /// Records the source of a message as the peer's address. Changes to the message's transport
+    /// only if the message belongs to the session that seals messages (`is_current`): late messages
+    /// of an earlier session must not restore the transport of that session.
     pub(super) fn handle_message(&mut self, from: Endpoint, is_current: bool) {
         self.addresses[from.transport as usize] = Some(from.address);
         if is_current || self.endpoint.is_none_or(|at| at.transport == from.transport) {
@@ -99,8 +99,8 @@ impl Paths {
         }
     }
 
-    /// Handles a report of the peer. Returns whether the peer does not hear this gateway, so that
-    /// another transport must be tried.
+    /// Handles a report of the peer. Returns whether the peer does not receive this gateway's
+    /// datagrams, so that another transport must be tried.
     pub(super) fn handle_report(&mut self, report: &Report) -> bool {
         let held = report.echo.map(|(_, held)| Duration::from_micros(held.into()));
         let is_unheard = self.selector.is_auto() && held.is_some_and(|held| held >= UNHEARD_AFTER);
@@ -110,7 +110,7 @@ impl Paths {
         is_unheard
     }
 
-    /// Time of the next handshake, given that of the session.
+    /// Time of the next handshake; `session` is the time of the session's next handshake.
     pub(super) fn poll_timeout(&self, session: Instant) -> Option<Instant> {
         let due = self.selector.poll_timeout().map_or(session, |probe| probe.min(session));
         // Without an address no initiation can be sent, so there is no deadline.
@@ -118,7 +118,7 @@ impl Paths {
     }
 }
 
-/// Endpoint at `address`, by `transport`.
+/// Endpoint at `address`, over `transport`.
 fn endpoint(address: Option<SocketAddr>, transport: Transport) -> Option<Endpoint> {
     address.map(|address| Endpoint { transport, address })
 }

@@ -1,4 +1,4 @@
-//! Reports to the peer and from it: their times, and the round-trip time that they measure.
+//! Reports to and from the peer: their times, and the round-trip time that they measure.
 
 use crate::rack::HEARTBEAT;
 use crate::repair::control;
@@ -17,19 +17,20 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 const REPORT_SOON: Duration = Duration::from_millis(10);
 const REPORT_PACKETS: u64 = 64;
 const REPORT_SPARSE: Duration = Duration::from_millis(250);
-/// Age of the newest report of the other side after which it is late: a report may be lost. From
-/// then on the side that waits reports each [`LATE_EVERY`], and the late side, as soon as it learns
-/// of this, reports at once.
+/// Age of the newest report of the other side at which the next one is late: a report may be lost.
+/// The waiting side then sends a report every [`LATE_EVERY`]; the late side, as soon as it learns
+/// of this, sends a report immediately.
 const LATE_AFTER: Duration = Duration::from_millis(1_200);
 const LATE_EVERY: Duration = Duration::from_millis(200);
-/// Age after which the other side counts as gone, and reports are no more frequent than usual.
+/// Age at which the other side counts as gone, and reports are no longer sent more often.
 const GONE_AFTER: Duration = Duration::from_secs(4);
-/// Age of this gateway's newest report, at the peer, after which the peer does not hear this
-/// gateway.
+/// Age, at the peer, of this gateway's newest report at which the peer counts as not receiving this
+/// gateway's datagrams.
 pub(super) const UNHEARD_AFTER: Duration = Duration::from_millis(2_400);
 /// Interval of terms, in reports, after the first reports of a session.
 const TERMS_EVERY: u32 = 10;
-/// Reports at the start of a session that carry terms: some of them may be lost.
+/// Number of reports at the start of a session that are followed by terms, because terms may be
+/// lost.
 const TERMS_FIRST: u32 = 3;
 /// Round-trip time assumed until it is measured.
 pub(super) const USUAL_RTT: Duration = Duration::from_millis(100);
@@ -40,11 +41,11 @@ const RTT_WEIGHT: u32 = 8;
 pub(super) struct Reporting {
     /// Round-trip time, if it is measured.
     pub(super) rtt: Option<Duration>,
-    /// Stamp of the peer's newest report, and its time of arrival.
+    /// Send time of the peer's newest report, by the peer's clock, and its time of arrival.
     stamp: Option<(u32, Instant)>,
     /// Time and content of the last report sent.
     told: (Instant, control::Report),
-    /// Reports sent in the present session or since the last change of the config.
+    /// Number of reports sent in the current session or since the last change of the config.
     reports: u32,
     /// Interval of reports without losses.
     every: Duration,
@@ -66,7 +67,7 @@ impl Reporting {
         }
     }
 
-    /// Takes over another interval of reports. The next report is due at once if it has news.
+    /// Updates the interval of reports. The next report is due immediately if it has news.
     pub(super) fn change(&mut self, now: Instant, rack: &RackConfig, has_news: bool) {
         self.every = interval(rack);
         if has_news {
@@ -74,7 +75,7 @@ impl Reporting {
         }
     }
 
-    /// Restarts the count of reports, so that the next ones carry terms.
+    /// Restarts the count of reports, so that the next reports are followed by terms.
     pub(super) fn restart(&mut self) {
         self.reports = 0;
     }
@@ -91,8 +92,8 @@ impl Reporting {
         }
     }
 
-    /// Time of the next report: soon if `path` differs from the last report, or if reports of the
-    /// peer stay away.
+    /// Time of the next report: soon if `path` differs from the last report, or if the peer's
+    /// reports do not arrive.
     pub(super) fn due(&self, path: &control::Report) -> Instant {
         let (at, told) = &self.told;
         let heard_at = self.stamp.map(|(_, heard_at)| heard_at);
@@ -132,7 +133,7 @@ impl Reporting {
         }
     }
 
-    /// Counts a report of the present session; returns whether terms are sent after it.
+    /// Counts a report of the current session; returns whether terms are sent after it.
     pub(super) fn counts_terms(&mut self) -> bool {
         let has_terms = self.reports < TERMS_FIRST || self.reports.is_multiple_of(TERMS_EVERY);
         self.reports = self.reports.saturating_add(1);
@@ -140,7 +141,7 @@ impl Reporting {
     }
 }
 
-/// Interval of reports. Those of a member of a rack are heartbeats.
+/// Interval of reports. The reports of a member of a rack are heartbeats.
 fn interval(rack: &RackConfig) -> Duration {
     if rack.own_weight.is_some() { HEARTBEAT } else { REPORT_EVERY }
 }
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_reports_and_then_each_tenth_have_terms() {
+    fn the_first_reports_and_then_every_tenth_have_terms() {
         let mut reporting = Reporting::new(Instant::ZERO, &RackConfig::default());
         let with_terms = (0..31).filter(|_| reporting.counts_terms()).collect::<Vec<_>>();
         assert_eq!(with_terms, [0, 1, 2, 10, 20, 30]);
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_peer_is_told_often_and_then_reports_at_once() {
+    fn a_late_peer_gets_frequent_reports_and_a_late_side_reports_immediately() {
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         let mut reporting = Reporting::new(at(0), &RackConfig::default());
         let path = control::Report::default();
@@ -181,11 +182,11 @@ mod tests {
         (reporting.told.0, reporting.next) = (at(1_300), at(2_300));
         assert_eq!(reporting.due(&path), at(1_500));
         (reporting.told.0, reporting.next) = (at(4_100), at(5_100));
-        assert_eq!(reporting.due(&path), at(5_100), "it counts as gone");
+        assert_eq!(reporting.due(&path), at(5_100), "the peer counts as gone");
         (reporting.told.0, reporting.next) = (at(1_300), at(2_300));
         let echo = |held_ms: u32| Report { echo: Some((1, held_ms * 1_000)), ..Report::default() };
         reporting.handle_report(at(1_400), &echo(900));
-        assert_eq!(reporting.due(&path), at(2_300), "its report has come, and ours has arrived");
+        assert_eq!(reporting.due(&path), at(2_300), "reports have arrived in both directions");
         reporting.handle_report(at(1_450), &echo(1_250));
         assert_eq!(reporting.due(&path), at(1_450), "our report is late at the peer");
     }

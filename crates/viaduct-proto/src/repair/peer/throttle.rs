@@ -1,5 +1,5 @@
-//! Detection of a network that throttles UDP: it drops far more of the peer's datagrams than of the
-//! packets that they protect, although both take the same path.
+//! Detection of a network that throttles UDP: such a network drops far more of the peer's datagrams
+//! than of the packets that they protect, although both take the same path.
 //!
 //! ```text
 //!   far end: losses of both ── Throttled ──▶ this side: its own queue has dropped nothing?
@@ -10,7 +10,7 @@
 use crate::repair::session::Tally;
 use crate::time::{Duration, Instant};
 
-/// Kind of the section that tells the peer that its datagrams are throttled; it has no body.
+/// Kind of the section that notifies the peer that its datagrams are throttled; without a body.
 pub(super) const THROTTLED: u8 = 8;
 
 /// Minimum duration of a measurement.
@@ -21,26 +21,26 @@ const MIN_DATAGRAMS: u64 = 100;
 const ROUNDS: u32 = 2;
 /// Minimum share of datagrams that a throttle drops.
 const MIN_LOSS: f64 = 0.3;
-/// Minimum ratio of the share of dropped datagrams to that of dropped packets.
+/// Minimum ratio of the share of dropped datagrams to the share of dropped packets.
 const MIN_RATIO: f64 = 4.0;
 /// Time after a drop in this machine's own queue for which losses prove nothing.
 const OWN_DROPS: Duration = Duration::from_secs(15);
 
-/// Detector, and its notice to the peer.
+/// Detector of a throttle, and its notice to the peer.
 #[derive(Debug, Default)]
 pub(super) struct Throttle {
     /// Start of the measurement, with the tallies of datagrams and of packets.
     begun: Option<(Instant, [Tally; 2])>,
-    /// Measurements in a row that have shown a throttle.
+    /// Number of measurements in a row that have shown a throttle.
     rounds: u32,
     dropped_at: Option<Instant>,
-    /// The reports to the peer say that UDP is throttled.
+    /// True if the reports to the peer say that UDP is throttled.
     pub(super) tells: bool,
 }
 
 impl Throttle {
-    /// Measures the throttle; `tallies` are those of the peer's datagrams over UDP and of
-    /// its packets.
+    /// Continues the measurement; `tallies` are those of the peer's datagrams over UDP and of its
+    /// packets.
     pub(super) fn measure(&mut self, now: Instant, tallies: [Tally; 2]) {
         let (since, before) = *self.begun.get_or_insert((now, tallies));
         let datagrams = tallies[0].sent.saturating_sub(before[0].sent);
@@ -54,7 +54,7 @@ impl Throttle {
         self.begun = Some((now, tallies));
     }
 
-    /// Restarts the detection, for another session.
+    /// Restarts the detection for a new session.
     pub(super) fn restart(&mut self) {
         *self = Throttle { dropped_at: self.dropped_at, ..Throttle::default() };
     }
@@ -64,7 +64,7 @@ impl Throttle {
     }
 
     /// Handles the peer's notice that datagrams of this gateway are throttled. Returns false if the
-    /// notice is ignored: recent drops in this machine's own queue would explain the losses, too.
+    /// notice is ignored: recent drops in this machine's own queue would also explain the losses.
     pub(super) fn handle_told(&mut self, now: Instant) -> bool {
         let is_own = self.dropped_at.is_some_and(|at| now.since(at) < OWN_DROPS);
         self.tells |= !is_own;
@@ -80,8 +80,8 @@ mod tests {
         Instant::ZERO + Duration::from_secs(seconds)
     }
 
-    /// Seconds until the peer is told of a throttle, if that happens within a minute. Both
-    /// arguments are a rate a second and a loss in percent.
+    /// Seconds until the peer is notified of a throttle, if this happens within a minute. Each
+    /// argument is a rate a second and a loss in percent.
     fn told_after(datagrams: (u64, u64), packets: (u64, u64)) -> Option<u64> {
         let mut throttle = Throttle::default();
         (0..60).find(|&second| {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_of_the_own_queue_explain_losses() {
+    fn drops_by_this_machines_queue_explain_losses() {
         let mut throttle = Throttle::default();
         assert!(throttle.handle_told(at(0)) && throttle.tells);
         throttle.restart();

@@ -1,5 +1,5 @@
-//! Peers with two paths: which path each lane's messages take, and datagrams that are ahead of the
-//! packets that they concern.
+//! Peers with two paths: the path of each lane's messages, and the delay of datagrams that are
+//! ahead of the packets that they concern.
 //!
 //! ```text
 //!   site A                            path 0                            site B
@@ -9,8 +9,8 @@
 //!                                     path 1
 //! ```
 //!
-//! A receiver would count packets as lost if their names arrived before them. The difference of the
-//! two paths' delays follows from the probes ([`crate::repair::liveness`]).
+//! A receiver would count packets as lost if their names arrived before the packets. The difference
+//! of the two paths' delays is computed from the probes ([`crate::repair::liveness`]).
 
 use super::Plane;
 use super::delay_line::{DelayLine, Delayed};
@@ -18,7 +18,7 @@ use crate::repair::transport::Endpoint;
 use crate::repair::wire::Datagram;
 use crate::time::{Duration, Instant};
 
-/// Interval at which the paths are looked at.
+/// Interval at which the paths are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Change of a path to a peer.
@@ -32,12 +32,12 @@ pub struct PathChange {
     pub is_up: bool,
 }
 
-/// State of the paths of all peers that have two.
+/// State of the paths of all peers that have two paths.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     /// Path of the tap that is read.
     pub(super) current: u8,
-    /// Time of the next look at the paths; `None` if no peer has several.
+    /// Time of the next check of the paths; `None` if no peer has several.
     pub(super) due: Option<Instant>,
     /// Changes that the caller has not taken yet.
     changes: Vec<PathChange>,
@@ -52,18 +52,18 @@ impl Paths {
 }
 
 impl Plane {
-    /// Sets the path by which packets and datagrams handled from now on have come.
+    /// Sets the path over which the packets and datagrams handled from now on have arrived.
     pub fn set_path(&mut self, path: u8) {
         self.paths.current = path;
     }
 
-    /// Changes of paths since the last call.
+    /// Returns the changes of paths since the last call.
     pub fn take_path_changes(&mut self) -> Vec<PathChange> {
         std::mem::take(&mut self.paths.changes)
     }
 
-    /// Delays a message of lane `at` that has come by the other path; returns false if it must be
-    /// handled now.
+    /// Delays a message of lane `at` that has arrived over the other path. Returns false if the
+    /// datagram must be handled now.
     pub(super) fn delay(
         &mut self,
         now: Instant,
@@ -97,7 +97,7 @@ impl Plane {
         }
     }
 
-    /// Notes changes of the paths, and chooses the path of each lane's messages.
+    /// Records changes of the paths, and chooses the path of each lane's messages.
     pub(super) fn watch_paths(&mut self, now: Instant) {
         if self.paths.due.is_none_or(|due| now < due) {
             return;

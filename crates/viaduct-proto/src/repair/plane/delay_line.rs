@@ -6,17 +6,17 @@ use std::collections::BinaryHeap;
 use crate::repair::transport::Endpoint;
 use crate::time::Instant;
 
-/// Limit of delayed datagrams; further ones are handled at once.
+/// Maximum number of delayed datagrams; further datagrams are handled immediately.
 const MAX_DELAYED: usize = 8_192;
-/// Limit of the bytes of delayed datagrams.
+/// Maximum total length of delayed datagrams, in bytes.
 const MAX_DELAYED_BYTES: usize = 8 << 20;
 
-/// Datagrams that wait until the packets that were sent before them have arrived.
+/// Datagrams that wait until packets that were sent earlier have arrived.
 #[derive(Debug, Default)]
 pub(super) struct DelayLine {
     waiting: BinaryHeap<Delayed>,
     bytes: usize,
-    /// Number of the next datagram; it keeps datagrams with the same due time in order.
+    /// Number of the next datagram; numbers keep datagrams with the same due time in order.
     next: u64,
 }
 
@@ -72,7 +72,7 @@ mod tests {
     use crate::time::Duration;
 
     #[test]
-    fn delayed_datagrams_come_out_by_time_and_in_order() {
+    fn delayed_datagrams_are_returned_by_time_and_in_order() {
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         let from = Endpoint::from(std::net::SocketAddr::from(([192, 0, 2, 1], 7_400)));
         let mut line = DelayLine::default();

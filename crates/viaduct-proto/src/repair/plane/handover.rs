@@ -1,11 +1,11 @@
-//! Handover of the plane's peers to another process.
+//! Handover of the plane's peers to a new process.
 //!
 //! ```text
 //!   old plane: records() ─────────────▶ new plane, passive: resume(records)
-//!     goes on                             opens and decodes all messages too; the caller drops
+//!     continues                           also opens and decodes all messages; the caller drops
 //!                                         the datagrams and packets that it would send or inject
 //!     finish(), records() ────────────▶ resume(records), and no longer passive
-//!     reclaim(), if the new one fails
+//!     reclaim(), if the new process fails
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -18,23 +18,24 @@ use crate::upgrade::PeerRecord;
 
 impl Plane {
     /// Sets whether another process has the sessions. If so, this plane only listens, and the
-    /// caller drops the datagrams and packets that it would send or inject.
+    /// caller drops the datagrams and packets that this plane would send or inject.
     pub fn set_passive(&mut self, is_passive: bool) {
         self.is_passive = is_passive;
     }
 
-    /// Sends the last repairs of this process, before another process continues.
+    /// Sends the last repairs of this process, before a new process takes over.
     pub fn finish(&mut self, now: Instant) {
         (0..self.peers.len()).for_each(|at| self.peer(at).finish(now));
     }
 
-    /// State of all peers, for another process.
+    /// State of all peers, for the handover to a new process.
     pub fn records(&self) -> Vec<PeerRecord> {
         self.peers.iter().map(Peer::record).collect()
     }
 
-    /// Continues with the state of another process. This plane keeps what it has heard meanwhile.
-    /// `records` has all lanes of each peer; those that this plane does not own are skipped.
+    /// Takes over the state of the previous process. This plane keeps what it has received in the
+    /// meantime. `records` contains all lanes of each peer; lanes that this plane does not own are
+    /// skipped.
     ///
     /// # Errors
     /// A record belongs to a peer that is not in the config.
@@ -57,8 +58,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Takes over the number of lanes of each peer: each lane has a record, but packet threads may
-    /// have stopped before and after a change of the number.
+    /// Takes over the number of lanes of each peer: each lane has a record, but some packet threads
+    /// may have stopped before a change of this number, and others after it.
     fn take_lanes(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
         let mut counts: HashMap<&str, usize> = HashMap::new();
         for record in records {
@@ -75,7 +76,7 @@ impl Plane {
         if has_changed { self.own(self.lanes.shares(), now) } else { Ok(()) }
     }
 
-    /// Continues after another process has failed to take over.
+    /// Resumes after a new process has failed to take over.
     pub fn reclaim(&mut self) {
         self.peers.iter_mut().for_each(|peer| peer.session.skip_counters());
     }

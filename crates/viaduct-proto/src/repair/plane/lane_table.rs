@@ -1,4 +1,4 @@
-//! Lanes of all peers of a plane, as far as the plane owns them.
+//! Lanes of all peers that a plane owns.
 //!
 //! ```text
 //!   peer, lane ─▶ index of the peer's first lane + number of owned lanes below this one
@@ -18,11 +18,11 @@ pub(super) struct PeerLanes {
     pub(super) key: PublicKey,
     /// Number of lanes that the peer wants.
     pub(super) peer_wants: LaneCount,
-    /// Number in force.
+    /// Number of lanes in force.
     pub(super) count: LaneCount,
-    /// Time from which on the number may change again if the peer wants another one.
+    /// Earliest time of the next change of the number of lanes.
     pub(super) free_at: Instant,
-    /// The lanes are paths.
+    /// True if the lanes are paths.
     pub(super) by_path: bool,
     /// Indices of the owned lanes in the plane.
     pub(super) owned: Range<usize>,
@@ -39,7 +39,7 @@ pub(super) struct LaneTable {
     /// not depend on the number of lanes in force.
     ranks: [Option<u8>; MAX_LANES],
     pub(super) peers: Vec<PeerLanes>,
-    /// Time at which lanes change because a peer wants another number than before.
+    /// Time at which lanes change because a peer wants a different number.
     pub(super) due: Option<Instant>,
 }
 
@@ -69,7 +69,7 @@ impl LaneTable {
         (0..=count.last()).filter(|lane| self.ranks[usize::from(*lane)].is_some())
     }
 
-    /// Index of a peer's lane; `None` if it is not owned, or not in force.
+    /// Index of a peer's lane; `None` if the lane is not owned, or not in force.
     pub(super) fn find(&self, peer: usize, lane: u8) -> Option<usize> {
         let of = &self.peers[peer];
         let rank = self.ranks.get(usize::from(lane)).copied().flatten()?;

@@ -1,4 +1,4 @@
-//! Peers and lanes of a plane: their replacement, and their clocks.
+//! Peers and lanes of a plane: their replacement, and their handshake timestamps.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::time::Instant;
 
 /// Lane of a plane after a change.
 enum NextLane {
-    /// Lane with this index before the change, which gets a new config.
+    /// Lane that had this index before the change, and gets this config.
     Stays(usize, Box<PeerConfig>),
     Fresh(Box<Peer>),
 }
@@ -28,13 +28,13 @@ impl Plane {
         self.rebuild(peers, self.lanes.shares(), now)
     }
 
-    /// Owns the lanes of these shares from now on, and no others. Lanes that were not owned before
-    /// begin with a handshake.
+    /// Sets the shares whose lanes this plane owns. Lanes that were not owned before begin with a
+    /// handshake.
     pub fn own(&mut self, shares: Shares, now: Instant) -> Result<(), PeersError> {
         self.rebuild(self.configs.clone(), shares, now)
     }
 
-    /// Shares whose lanes are owned.
+    /// Shares whose lanes this plane owns.
     pub fn shares(&self) -> Shares {
         self.lanes.shares()
     }
@@ -86,8 +86,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Decides for each lane, given by its number and config, whether it stays. `memory`: memory of
-    /// all lanes, in bytes.
+    /// Decides for each lane, given by its number and config, whether the existing lane stays.
+    /// `memory`: memory of all lanes, in bytes.
     fn next_lanes(
         &self,
         of_lanes: Vec<(u8, PeerConfig)>,
@@ -116,8 +116,8 @@ impl Plane {
         of_lanes.into_iter().map(next).collect()
     }
 
-    /// Lanes of these peers. Known peers keep their counters and the number of lanes that
-    /// they want.
+    /// Returns the lanes of these peers. Known peers keep their counters and the number of lanes
+    /// that they want.
     fn lanes_of(&self, configs: &[PeerConfig], shares: Shares, now: Instant) -> LaneTable {
         let mut lanes = LaneTable::new(self.local.lanes, shares);
         let known: HashMap<PublicKey, &PeerLanes> =
@@ -149,9 +149,9 @@ impl Plane {
         lanes
     }
 
-    /// Adds the counters of lanes that are no longer owned to those of their peers. What the peer
-    /// has reported goes to the new lane of this number, if there is one, since the peer goes on
-    /// reporting the totals.
+    /// Adds the counters of lanes that are no longer owned to those of their peers. The peer's last
+    /// report goes to the new lane with the same number, if there is one, because the peer
+    /// continues to report totals.
     fn keep_counters(&mut self, former: impl Iterator<Item = Peer>) {
         let heirs = self.peers.iter().enumerate().map(|(at, peer)| (peer.key_and_lane(), at));
         let heirs: HashMap<_, _> = heirs.collect();
@@ -173,7 +173,7 @@ impl Plane {
         self.touched.reset(self.peers.len());
     }
 
-    /// Clocks of present and former peers, to be kept over a restart.
+    /// Handshake timestamps of current and former peers, to be kept across a restart.
     pub fn clocks(&self) -> HashMap<PublicKey, Clocks> {
         let mut clocks = self.remembered.clone();
         for (key, of) in self.peers.iter().map(Peer::clocks) {
@@ -183,7 +183,7 @@ impl Plane {
         clocks.retain(|_, of| *of != Clocks::default());
         let former = clocks.len().saturating_sub(self.configs.len());
         if former > MAX_PEERS {
-            // The former peers that were heard longest ago are forgotten.
+            // The former peers with the oldest handshakes are forgotten.
             let present: HashSet<_> = self.configs.iter().map(|config| config.key).collect();
             let mut oldest: Vec<_> = clocks
                 .iter()
@@ -199,7 +199,7 @@ impl Plane {
         clocks
     }
 
-    /// Takes over the clocks of an earlier run.
+    /// Takes over the handshake timestamps of an earlier run.
     pub fn remember(&mut self, clocks: HashMap<PublicKey, Clocks>) {
         self.remembered = clocks;
         let peers = std::mem::take(&mut self.peers).into_iter();
@@ -207,7 +207,7 @@ impl Plane {
     }
 }
 
-/// Returns the peer with its clocks from earlier sessions.
+/// Returns the peer with its handshake timestamps from earlier sessions.
 fn recalled(mut peer: Peer, remembered: &HashMap<PublicKey, Clocks>) -> Peer {
     if let Some(clocks) = remembered.get(&peer.config.key) {
         peer.session.remember(*clocks);

@@ -23,7 +23,7 @@ impl Plane {
         names.map(|(peer, config)| (config.name.clone(), self.stats_of(peer))).collect()
     }
 
-    /// Counters of a peer: those of all lanes together.
+    /// Counters of a peer, summed over its lanes.
     fn stats_of(&self, peer: usize) -> PeerStats {
         let of = &self.lanes.peers[peer];
         let mut stats = of.former;
@@ -53,7 +53,7 @@ impl Plane {
         }
     }
 
-    /// Total of repairs sent and received until the last call of [`Plane::take_stats`].
+    /// Total number of repairs sent and received until the last call of [`Plane::take_stats`].
     pub fn repairs(&self) -> u64 {
         self.repairs
     }
@@ -64,7 +64,7 @@ impl Plane {
         names.map(|(peer, config)| (config.name.clone(), self.facts_of(now, peer))).collect()
     }
 
-    /// Facts of a peer: of all lanes together.
+    /// Facts of a peer, merged from its lanes.
     fn facts_of(&self, now: Instant, peer: usize) -> PeerFacts {
         let lanes = self.peers[self.lanes.peers[peer].owned.clone()].iter();
         let mut facts = PeerFacts::default();
@@ -75,8 +75,8 @@ impl Plane {
         PeerFacts { other_version, slices: self.racks.slices(peer), ..facts }
     }
 
-    /// Calls `each` with the name, the facts and the clocks of each peer with an event since the
-    /// last call.
+    /// Calls `each` with the name, the facts, the key and the handshake timestamps of each peer
+    /// with an event since the last call.
     pub fn take_facts(
         &mut self,
         now: Instant,
@@ -103,7 +103,7 @@ impl Plane {
         self.others.retain(|(.., at)| now.since(*at) < OTHERS_TTL);
     }
 
-    /// Counters of packets and datagrams that belong to no peer.
+    /// Counters of packets and datagrams that do not belong to any peer.
     pub fn plane_stats(&self) -> PlaneStats {
         self.stats
     }

@@ -19,7 +19,7 @@ pub(super) struct PeerIndex {
 }
 
 impl PeerIndex {
-    /// Enters the slots and hints of these lanes, and no others.
+    /// Replaces the slots and hints by those of these lanes.
     pub(super) fn enter(&mut self, peers: &[Peer], lanes: &LaneTable) {
         let slots = peers.iter().enumerate().map(|(at, peer)| (peer.session.slot, at));
         self.slots = slots.collect();

@@ -9,8 +9,8 @@ use crate::time::Instant;
 use crate::wire::ip::Header;
 
 impl Plane {
-    /// Finds out which members of racks are alive, and which weights they have. Chooses the owners
-    /// of slices anew if that has changed.
+    /// Checks which members of racks are alive, and which weights they have. If any of this has
+    /// changed, chooses the owners of slices again.
     pub(super) fn look_at_racks(&mut self, now: Instant) {
         let (peers, lanes) = (&self.peers, &self.lanes.peers);
         let observed = |peer: usize| {
@@ -29,8 +29,8 @@ impl Plane {
         }
     }
 
-    /// Notes a packet to or from the site of `peer`. The first packet of a slice is claimed at
-    /// once, before its name is sent.
+    /// Records a packet to or from the site of `peer`. The slice of a first packet is claimed
+    /// immediately, before the packet's name is sent.
     pub(super) fn carry(&mut self, now: Instant, peer: usize, header: &Header) {
         let (lanes, path) = (&self.lanes, self.paths.current);
         let lane = |peer| lanes.number(peer, header, path);
@@ -52,8 +52,9 @@ impl Plane {
         }
     }
 
-    /// Takes over the claims that the peer of lane `at` has sent. Packets of a claimed slice may
-    /// have arrived before the claim, and were expected from another member.
+    /// Handles the claims that the peer of lane `at` has sent. Hands over to this peer the packets
+    /// of a claimed slice that arrived before the claim, when they were expected from another
+    /// member.
     pub(super) fn take_claims(&mut self, now: Instant, at: usize) {
         let claims = self.peers[at].take_claims();
         if claims.is_empty() {
@@ -61,7 +62,7 @@ impl Plane {
         }
         let hint = self.peers[at].session.identities.hint_in;
         let Some(&peer) = self.index.hints.get(&hint) else { return };
-        // A member that has just returned counts as alive at once.
+        // A member that has just returned counts as alive immediately.
         if !self.racks.is_alive(peer) {
             self.look_at_racks(now);
         }

@@ -64,7 +64,7 @@ fn a_longer_path_is_not_a_full_queue_but_a_queue_that_fills_is() {
     world.seq += 30;
     world.run(600, |_| 120_000.0);
     assert!(!world.run(10_000, |_| 120_000.0).contains(&true), "the path's delay");
-    // Few packets.
+    // The same with few packets.
     world.every = Duration::from_millis(10);
     world.run(600, |_| 150_000.0);
     assert!(!world.run(10_000, |_| 150_000.0).contains(&true), "the path's delay");
