@@ -4,7 +4,7 @@
 //!   old plane: records() ─────────────▶ new plane, passive: resume(records)
 //!     continues                           also opens and decodes all messages; the caller drops
 //!                                         the datagrams and packets that it would send or inject
-//!     finish(), records() ────────────▶ resume(records), and no longer passive
+//!     finish(), records() ────────────▶ resume(records), set_passive(false)
 //!     reclaim(), if the new process fails
 //! ```
 

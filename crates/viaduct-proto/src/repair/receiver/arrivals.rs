@@ -1,4 +1,4 @@
-//! Latest arrivals, and the numbers that they are matched to.
+//! Latest arrivals, and the packet numbers to which they are matched.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ const MAX_ARRIVALS: usize = 8_192;
 /// Age at which an arrival is forgotten: its packet was named long before, or never will be.
 const MAX_AGE: Duration = Duration::from_secs(2);
 /// Age up to which an arrival may belong to a packet of another member of the peer's rack: that
-/// member claims the packet's slice while the packet is under way.
+/// member may claim the packet's slice while the packet is in transit.
 const RECENT: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +31,13 @@ pub(super) struct Arrivals {
     pub(super) aligner: Aligner,
     /// Number of routers on the path, for both IPv4 and IPv6.
     crossed: u8,
-    /// Fields, as sent, for a packet whose own are unknown: those of the last packet matched.
+    /// Fields, as sent, of the last matched packet: used for packets whose own fields are unknown.
     pub(super) usual_fields: MutableFields,
 }
 
 impl Arrivals {
-    /// Adds a packet. If it was counted as missing, returns its number and that of its arrival.
+    /// Adds a packet. If it was counted as missing, returns the packet's number and the number of
+    /// its arrival.
     pub(super) fn push(&mut self, came: ArrivedPacket) -> Option<(Seq, Arrival)> {
         let arrival = self.aligner.next_arrival();
         if self.last.len() == MAX_ARRIVALS {
@@ -59,14 +60,15 @@ impl Arrivals {
     }
 
     /// Searches for the arrival of packet `seq`, which was not matched by its name. Returns whether
-    /// there is one.
+    /// there is such an arrival.
     pub(super) fn find(&mut self, seq: Seq, identity: Identity) -> bool {
         let Arrivals { last, first, aligner, .. } = self;
         let is = |arrival| get(last, *first, arrival).is_some_and(|of| of.identity == identity);
         aligner.find(seq, identity.tag(), is)
     }
 
-    /// Computes the number of routers from an arrival whose packet left with the fields `sent`.
+    /// Computes the number of routers on the path from an arrival whose packet left with the fields
+    /// `sent`.
     pub(super) fn learn(&mut self, arrival: Arrival, sent: MutableFields) {
         if let Some(ArrivedPacket { fields, .. }) = self.get(arrival) {
             self.crossed = sent.ttl.wrapping_sub(fields.ttl);
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn ttls_are_restored_by_the_routers_crossed() {
+    fn ttls_are_restored_by_the_number_of_routers_on_the_path() {
         let mut arrivals = Arrivals::default();
         arrivals.push(packet(1, 60));
         arrivals.learn(0, MutableFields { ttl: 64, tos: 7 });

@@ -1,4 +1,4 @@
-//! Packets that the tap may have missed: they are not counted as lost.
+//! Packets that the tap may have missed, which are not counted as lost.
 
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
@@ -7,30 +7,30 @@ use crate::time::{Duration, Instant};
 /// packets that have waited longer in its tap.
 const NAMED_WITHIN: Duration = Duration::from_millis(60);
 
-/// Packets that the tap may have missed: if one of them is missing, it need not be lost.
+/// Packets that the tap may have missed: such a packet may be missing without being lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Blindness {
-    /// No report of the peer has come yet. The first one tells the highest number from before this
-    /// receiver started.
+    /// The peer has not sent a report yet. The first report gives the highest number from before
+    /// this receiver started.
     #[default]
     Untold,
     /// All packets were seen.
     No,
-    /// Some packets were missed just now; packets named until this time may be among them.
+    /// Some packets were missed recently; packets named until this time may be among them.
     Until(Instant),
     /// Packets up to this number may have been missed.
     UpTo(Seq),
 }
 
 impl Blindness {
-    /// Notes that the tap has missed packets.
+    /// Records that the tap has missed packets.
     pub(super) fn miss(&mut self, now: Instant) {
         if *self != Blindness::Untold {
             *self = Blindness::Until(now + NAMED_WITHIN);
         }
     }
 
-    /// Notes that the peer's next packet is `next`.
+    /// Records that the peer's next packet has number `next`.
     pub(super) fn told(&mut self, next: Seq) {
         match (*self, next.checked_sub(1)) {
             (Blindness::Untold, None) => *self = Blindness::No,
@@ -61,7 +61,7 @@ impl Blindness {
         }
     }
 
-    /// Returns the first number from `next` on whose packet the tap cannot have missed.
+    /// Returns the first number, `next` or higher, whose packet the tap cannot have missed.
     pub(super) fn first_seen(&self, next: Seq) -> Seq {
         match self {
             Blindness::UpTo(seq) => next.max(seq.saturating_add(1)),

@@ -1,8 +1,8 @@
-//! Injection of recovered packets: a hold in which the packet may still arrive, then the changes
-//! that make its host accept it and signal congestion to its flow.
+//! Injection of recovered packets: first a hold, during which the packet may still arrive; then
+//! changes that make its destination accept the packet, and that signal congestion to its flow.
 //!
 //! ```text
-//!   recovered ─▶ reorder hold ─▶ right? ─▶ congestion ─▶ SYN ─▶ timestamp ─▶ injected
+//!   recovered ─▶ reorder hold ─▶ valid? ─▶ congestion ─▶ SYN ─▶ timestamp ─▶ injected
 //!                                            │ withheld   └ altered, withheld
 //! ```
 
@@ -20,7 +20,7 @@ use crate::repair::syns::{SynVerdict, Syns};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header};
 
-/// Recovered packets in hold, and state of the flows and hosts that they are for.
+/// Recovered packets in hold, and state of the packets' flows and destinations.
 #[derive(Default)]
 pub(in crate::repair) struct Injection {
     pub(super) hold: ReorderHold,
@@ -54,7 +54,7 @@ impl Injection {
     }
 
     /// Injects a recovered packet, or returns the new state of a packet that is not injected.
-    /// `None` if the state stays.
+    /// `None` if the state does not change.
     fn inject(
         &mut self,
         now: Instant,
@@ -64,8 +64,7 @@ impl Injection {
         stats: &mut ReceiverStats,
         out: &mut Outbox,
     ) -> Option<State> {
-        // No row: the peer restarted during the hold. No bytes: the store has given their memory
-        // back.
+        // No row: the peer restarted during the hold. No bytes: the store has freed their memory.
         let &Row { mut fields, congested, .. } = known.ledger.row(recovery.seq)?;
         let packet = known.store.get(recovery.identity).and_then(|of| of.get(PREFIX..))?;
         let header = right_header(packet, target.sites, stats)?;
@@ -104,8 +103,8 @@ impl Injection {
             }
         });
         stats.recovered += 1;
-        // Packets dropped by a full queue do not count for the latency: their flows have to slow
-        // down.
+        // Packets dropped by a full queue do not count towards the latency: their flows must slow
+        // down anyway.
         if let Some(due) = recovery.due.filter(|_| !congested) {
             stats.record_latency(now.since(due));
         }

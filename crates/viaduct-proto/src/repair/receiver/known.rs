@@ -1,4 +1,5 @@
-//! Packets available to the decoder: a row for each number, and the bytes of those that are here.
+//! Packets available to the decoder: a row for each number, and the bytes of the packets that have
+//! arrived or were recovered.
 
 use crate::fec::{Seq, Sources};
 use crate::repair::align::Tag;
@@ -6,7 +7,7 @@ use crate::repair::ledger::{Ledger, Row, State};
 use crate::repair::store::Store;
 use crate::time::{Duration, Instant};
 
-/// Maximum count of numbers that the ledger covers: those of a second at 65,536 packets a second.
+/// Maximum count of numbers that the ledger covers: the packets of a second, at 65,536 a second.
 const MAX_NUMBERS: usize = 1 << 16;
 /// Largest distance, in numbers, of the arrived neighbour from which the due time of a packet
 /// is computed.
@@ -33,7 +34,7 @@ impl Known {
         self.ledger.row(seq).is_some_and(Row::is_here)
     }
 
-    /// Returns whether packet `seq` was dropped by a full queue, and is not here.
+    /// Returns whether packet `seq` was dropped by a full queue and has not been recovered.
     pub(super) fn is_given_up(&self, seq: Seq) -> bool {
         self.ledger.row(seq).is_some_and(|row| row.congested && !row.is_here())
     }

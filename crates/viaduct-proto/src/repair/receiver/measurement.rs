@@ -14,15 +14,15 @@ use crate::repair::shadow::{Fate, Outcome, TRIED};
 use crate::time::{Duration, Instant};
 
 /// Distance, in numbers, within which losses have a common cause. If a full queue dropped a packet
-/// within this distance of packets whose names were lost, the missing ones among the latter count
-/// as dropped by this queue, too.
+/// within this distance of packets whose names were lost, those of the latter that are missing also
+/// count as dropped by this queue.
 const NEAR: u64 = 1_024;
 
-/// Path from the peer, and the trial of codes on it.
+/// State of the path from the peer, and the trial of codes on this path.
 #[derive(Default)]
 pub(in crate::repair) struct Measurement {
     pub(in crate::repair) path: Path,
-    /// Fates of the packets in observe mode, in which no repairs are made.
+    /// Fates of the packets in observe mode, in which no repairs are sent.
     observed: Option<Box<Observed>>,
     /// Send times of the packets named just now.
     sent: Vec<u32>,
@@ -35,7 +35,7 @@ pub(super) struct Matched<'a> {
     pub(super) names: &'a Names<'a>,
     /// Range of the numbers whose names were not known before.
     pub(super) new: Range<Seq>,
-    /// Results for the new names, and for some earlier ones.
+    /// Results for the new names, and for some earlier names.
     pub(super) named: &'a [(Seq, Named)],
 }
 
@@ -54,7 +54,7 @@ impl Measurement {
         self.observed.as_ref().map(|observed| observed.shadows.outcomes())
     }
 
-    /// Notes that missing packet `seq` has arrived by itself.
+    /// Records that the missing packet `seq` has arrived without a recovery.
     pub(super) fn arrived(&mut self, seq: Seq) {
         self.path.losses.arrived(seq);
         if let Some(observed) = &mut self.observed {
@@ -79,8 +79,8 @@ impl Measurement {
         self.observed.as_ref().map_or(0, |observed| observed.memory())
     }
 
-    /// Measures the path by names. Adds missing packets to `needs`, except those that a full queue
-    /// has dropped or that are in no repair; none if the path is only observed.
+    /// Measures the path by names. If the path is not only observed, adds missing packets to
+    /// `needs`, except those that a full queue has dropped or that are in no repair.
     pub(super) fn named(
         &mut self,
         now: Instant,
@@ -110,7 +110,7 @@ impl Measurement {
         }
     }
 
-    /// Measures by late names: requested or repeated ones, which have no send times.
+    /// Measures the path by late names: requested or repeated names, which have no send times.
     fn named_late(&mut self, now: Instant, of: &Matched<'_>, known: &mut Known, needs: &mut Needs) {
         let mut near = of.new.start.saturating_sub(NEAR)..of.new.end.saturating_add(NEAR);
         let congested = near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
@@ -152,7 +152,7 @@ impl Measurement {
     }
 }
 
-/// Notes the cause of a loss. Adds the packet to `needs` if repairs can recover it, unless a full
+/// Records the cause of a loss. Adds the packet to `needs` if repairs can recover it, unless a full
 /// queue has dropped it.
 fn miss(
     now: Instant,

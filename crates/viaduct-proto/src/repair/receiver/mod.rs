@@ -1,5 +1,5 @@
-//! Receiving side of one peer: stores arrived packets, learns from names which packets were
-//! sent, and decodes missing ones from repairs.
+//! Receiving side of one peer: stores arrived packets, learns from names which packets were sent,
+//! and decodes missing packets from repairs.
 //!
 //! ```text
 //!   packet ─▶ identity ─▶ store           names ─┐
@@ -7,10 +7,10 @@
 //!                                      │ arrived, missing
 //!                                   ledger ──▶ decoder ◀── repair (waits for names if needed)
 //!                                                 ▼
-//!                                       identity right? ──▶ store, hold, inject
+//!                                       identity valid? ──▶ store, hold, inject
 //! ```
 //!
-//! [`Receiver`] connects these machines, one in each file:
+//! [`Receiver`] connects these state machines, one in each file:
 //!
 //! ```text
 //!   Arrivals     latest arrivals, the aligner, number of routers on the path
@@ -59,10 +59,10 @@ use crate::wire::tcp_sack;
 
 /// Interval of the housekeeping.
 pub(super) const TICK: Duration = Duration::from_millis(100);
-/// Limit of the difference between a copy's number and the highest number named.
+/// Maximum difference between a copy's number and the highest number named.
 const MAX_AHEAD: u64 = 1_024;
-/// Limit of the packets that are handed over to another receiver at once: the other receiver can
-/// match no more of them to names that it has already.
+/// Maximum number of packets that are handed over to another receiver at a time: the other receiver
+/// cannot match more packets to names that it already has.
 const MAX_HANDED_OVER: usize = 256;
 
 pub(super) struct Receiver {
@@ -76,7 +76,7 @@ pub(super) struct Receiver {
     blindness: Blindness,
     /// Number of the peer's next packet, as last reported.
     told: Seq,
-    /// The peer also names acknowledgements without data.
+    /// True if the peer also names acknowledgements without data.
     acks: bool,
     named: Vec<(Seq, Named)>,
     /// Bytes of memory held by arrivals and by the measurement, at the last [`Receiver::tick`].
@@ -123,12 +123,13 @@ impl Receiver {
         self.known.held() + self.repairs.decoder.memory() + self.others
     }
 
-    /// Bytes of memory held for packets and repairs, which [`Receiver::shed`] gives back.
+    /// Bytes of memory held for packets and repairs, which [`Receiver::shed`] frees.
     pub(super) fn sheddable(&self) -> usize {
         self.known.store.held() + self.repairs.decoder.memory()
     }
 
-    /// Gives some memory back: of the oldest packets, or of the oldest repairs if these hold more.
+    /// Frees some memory: of the oldest packets, or of the oldest repairs if repairs hold more
+    /// memory.
     pub(super) fn shed(&mut self) {
         let repairs = self.repairs.decoder.memory();
         match repairs > self.known.store.held() {
@@ -137,18 +138,19 @@ impl Receiver {
         }
     }
 
-    /// Recent packets, newest first, as on the WAN except for what [`ip::normalise`] removed.
+    /// Recent packets, newest first, as on the WAN except for the changes by [`ip::normalise`].
     pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
         self.known.store.newest_first().map(|(_, packet)| packet)
     }
 
-    /// Notes that the tap has missed packets: no packet counts as lost until repairs and names are
-    /// certain to concern later packets.
+    /// Records that the tap has missed packets: no packet counts as lost until repairs and names
+    /// are certain to concern later packets.
     pub(super) fn miss(&mut self, now: Instant) {
         self.blindness.miss(now);
     }
 
-    /// Notes that the peer's next packet is `next`; a new receiver did not see earlier ones.
+    /// Records that the peer's next packet has number `next`. A new receiver has not seen the
+    /// packets before it.
     pub(super) fn told(&mut self, next: Seq) {
         self.told = next;
         self.blindness.told(next);
@@ -159,7 +161,7 @@ impl Receiver {
         self.told.max(self.known.ledger.next())
     }
 
-    /// Continues the work of another process, which has heard the packets before number `heard` and
+    /// Takes over from the previous process, which has seen the packets before number `heard` and
     /// has sent `report`. Packets from before this receiver started do not count as lost.
     pub(super) fn resume(&mut self, heard: Seq, report: &Report) {
         if heard > 0 {
@@ -168,20 +170,20 @@ impl Receiver {
         self.measurement.path.resume(report);
     }
 
-    /// Counts a section that was decrypted but did not parse.
+    /// Counts a section that was decrypted but could not be parsed.
     pub(super) fn malformed(&mut self) {
         self.stats.malformed += 1;
     }
 
-    /// Handles a copy of a packet that has just come from the peer's site. Overwrites `packet`.
+    /// Handles a copy of a packet that has just arrived from the peer's site. Overwrites `packet`.
     pub(super) fn handle_packet(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
         self.adopt(now, came, packet);
     }
 
-    /// Handles a copy of a packet that has come from the peer's site, and is counted already.
-    /// Overwrites `packet`.
+    /// Handles a copy of a packet that has arrived from the peer's site and has already been
+    /// counted. Overwrites `packet`.
     pub(super) fn adopt(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         let fields = ip::normalise(packet);
         if !self.acks && tcp_sack::is_plain_ack(packet) {
@@ -205,7 +207,7 @@ impl Receiver {
         self.keep((now, came), identity, fields, packet);
     }
 
-    /// Stores a packet that has arrived; if it was counted as missing, it is counted as late.
+    /// Stores a packet that has arrived. If it was counted as missing, counts it as late.
     fn keep(
         &mut self,
         (now, came): (Instant, Instant),
@@ -224,8 +226,8 @@ impl Receiver {
         }
     }
 
-    /// Copies of recent packets to `slice` that were not named, as they arrived, each with its time
-    /// of arrival, oldest first; at most [`MAX_HANDED_OVER`] of the newest.
+    /// Copies, in their form at arrival, of recent packets to `slice` that were not named; each
+    /// with its time of arrival, oldest first. At most the [`MAX_HANDED_OVER`] newest packets.
     pub(super) fn unmatched(&self, now: Instant, slice: &IpNet) -> Vec<(Instant, Vec<u8>)> {
         let copy = |arrival: ArrivedPacket| {
             let (.., packet) = prefix::parse(self.known.store.get(arrival.identity)?)?;
@@ -264,8 +266,8 @@ impl Receiver {
         is_open
     }
 
-    /// Notes that packet `seq` has arrived or was recovered. A recovery that took longer than flows
-    /// wait is a visible loss.
+    /// Records that packet `seq` has arrived or was recovered. A recovery that took longer than
+    /// flows can wait is a visible loss.
     fn here(&mut self, now: Instant, seq: Seq) {
         if self.needs.here(now, seq) {
             self.measurement.path.visible(now, self.needs.times.wait);
@@ -298,7 +300,8 @@ impl Receiver {
         }
     }
 
-    /// Handles copies of packets. A packet may be here already, or may not have been named yet.
+    /// Handles copies of packets. The packet of a copy may already have arrived, or may not have
+    /// been named yet.
     pub(super) fn handle_copies(&mut self, now: Instant, copies: &Copies<'_>) {
         let first = self.number(copies.first);
         for (seq, packet) in (first..).zip(copies.packets().flatten()) {
@@ -323,7 +326,7 @@ impl Receiver {
         }
     }
 
-    /// Decodes the waiting repairs whose packets are named by now.
+    /// Decodes the waiting repairs whose packets have all been named in the meantime.
     fn decode_waiting(&mut self, now: Instant) {
         let next = self.known.ledger.next();
         while let Some(waiting) = self.repairs.take_ready(next) {
@@ -347,13 +350,14 @@ impl Receiver {
         timers.into_iter().flatten().min()
     }
 
-    /// Counts packets missing for long enough as lost; returns the next request to the peer.
+    /// Counts packets that have been missing for long enough as lost; returns the next request to
+    /// the peer.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.measurement.path.losses.settle(now);
         self.needs.next(now, &self.known, &self.repairs)
     }
 
-    /// Housekeeping; called a few times a second.
+    /// Housekeeping; to be called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         self.known.ledger.tick(now);
         self.injection.hold.tick(now);
@@ -382,7 +386,8 @@ impl Receiver {
         self.blindness.covers(now, (first, last), self.known.ledger.floor())
     }
 
-    /// Verifies the identities of recovered packets, and accepts those that are right.
+    /// Verifies the identities of recovered packets, and accepts the packets whose identity is
+    /// correct.
     fn deliver(&mut self, now: Instant) {
         let Some(recovered) = self.repairs.take_recovered() else { return };
         for (seq, symbol) in recovered.iter() {
@@ -398,8 +403,8 @@ impl Receiver {
         self.repairs.reuse(recovered);
     }
 
-    /// Accepts packet `seq`, recovered with the right identity: it is held, and injected if it
-    /// does not arrive very soon.
+    /// Accepts packet `seq`, which was recovered with the correct identity. The packet is held, and
+    /// injected if it does not arrive during the hold.
     fn accept(
         &mut self,
         now: Instant,
@@ -418,7 +423,7 @@ impl Receiver {
         }
         (row.tag, row.identity) = (identity.tag(), identity);
         if self.arrivals.find(seq, identity) {
-            // It has arrived: its name was lost, or it was mistaken for missing.
+            // The packet has arrived: its name was lost, or it was mistaken for missing.
             row.state = State::Arrived;
             self.here(now, seq);
             return;

@@ -1,4 +1,4 @@
-//! Names of the peer's packets: matching to arrivals, and detection of missing packets.
+//! Names of the peer's packets: matching of names to arrivals, and detection of missing packets.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -14,7 +14,7 @@ use crate::repair::section::Names;
 use crate::time::Instant;
 use crate::wire::ip::MutableFields;
 
-/// Runs of consecutive numbers that have just got their names.
+/// Runs of consecutive numbers whose names have just become known.
 struct Runs {
     tags: Vec<Tag>,
     /// First number of each run, and the index of its tag.
@@ -42,7 +42,7 @@ impl Runs {
         })
     }
 
-    /// Range from the first to the last number; `None` without names.
+    /// Range from the first to the last number; `None` if there are no names.
     fn range(&self) -> Option<Range<Seq>> {
         let (&(first, _), &(begin, from)) = (self.begins.first()?, self.begins.last()?);
         Some(first..begin + (self.tags.len() - from) as u64)
@@ -62,7 +62,7 @@ impl Receiver {
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
             // The names of the numbers in between are requested, except for packets that the tap
-            // may have missed: no arrival would match these.
+            // may have missed: no arrival would match their names.
             self.needs.unnamed.passed(now, self.blindness.first_seen(next), first - 1);
         }
         let runs = self.enter(match NonZeroU16::new(names.apart) {
@@ -122,15 +122,16 @@ impl Receiver {
     }
 }
 
-/// Returns the names that are new. Others are known already: names are repeated, and a packet that
-/// the peer has sent as a copy is known before its name arrives.
+/// Returns the names that are new. Other names are already known: names are repeated, and a packet
+/// that the peer has sent as a copy is known before its name arrives.
 fn unnamed(known: &Known, first: Seq, names: &Names<'_>) -> Vec<(Seq, (Tag, bool))> {
     let all = (first..).zip(names.tags().zip(names.bare()));
     all.filter(|(seq, _)| known.name(*seq) == Some(None)).collect()
 }
 
-/// Returns the names that follow from combined names. Each of these is the exclusive or of the
-/// names of two packets whose numbers differ by `apart`: if one is known, the other follows.
+/// Returns the names that follow from combined names. Each combined name is the exclusive or of the
+/// names of two packets whose numbers differ by `apart`: if one of the two names is known, the
+/// other follows.
 fn separate(
     known: &Known,
     (first, last): (Seq, Seq),
@@ -139,8 +140,8 @@ fn separate(
 ) -> Vec<(Seq, (Tag, bool))> {
     let mut new = BTreeMap::new();
     let combined: Vec<_> = names.tags().zip(names.bare()).collect();
-    // A name may follow from one that has just been found: the names are tried in ascending order,
-    // and then in descending order.
+    // A name may follow from a name that has just been found: the names are tried in ascending
+    // order, and then in descending order.
     for seq in (first..=last).chain((first..=last).rev()) {
         let Some(before) = seq.checked_sub(apart.get().into()) else { continue };
         let of = |seq| known.name(seq).map(|name| name.or(new.get(&seq).copied()));
@@ -166,7 +167,8 @@ mod tests {
     /// Number of packets that a datagram names.
     const EACH: usize = 36;
 
-    /// Packets without a name after 20 datagrams of names, of which those in `lost` are lost.
+    /// Returns the number of packets without a name after 20 datagrams of names, of which those in
+    /// `lost` are lost.
     fn unnamed(lost: &[usize]) -> usize {
         let mut rng = Rng::from_seed(7);
         let name = |rng: &mut Rng| Name { tag: rng.below(1 << 16) as u16, ..Name::default() };
@@ -203,7 +205,7 @@ mod tests {
         for (one, other) in (6..14).flat_map(|one| (one..14).map(move |other| (one, other))) {
             assert_eq!(unnamed(&[one, other]), 0, "{one} and {other}");
         }
-        // A datagram and both that repeat its names are lost.
+        // A datagram and both datagrams that repeat its names are lost.
         assert_eq!(unnamed(&[8, 9, 11]), EACH);
     }
 }

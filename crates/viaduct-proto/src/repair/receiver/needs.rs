@@ -21,7 +21,7 @@ pub(in crate::repair) struct Needs {
 }
 
 impl Needs {
-    /// Creates the state of a receiver that misses nothing.
+    /// Creates the state of a receiver without missing packets or names.
     pub(super) fn new() -> Self {
         Needs {
             requests: Requests::default(),
@@ -30,12 +30,13 @@ impl Needs {
         }
     }
 
-    /// Notes that packet `seq` is here; returns whether it was missing longer than flows wait.
+    /// Records that packet `seq` has arrived or was recovered; returns whether it was missing for
+    /// longer than flows can wait.
     pub(super) fn here(&mut self, now: Instant, seq: Seq) -> bool {
         self.requests.here(now, seq).is_some_and(|missed| missed > self.times.wait)
     }
 
-    /// Forgets packets that are too old, or below `floor`; returns whether there were any.
+    /// Forgets packets that are too old, or below `floor`; returns whether there were such packets.
     pub(super) fn expire(&mut self, now: Instant, floor: Seq) -> bool {
         self.requests.expire(now, floor) > 0
     }
@@ -62,7 +63,8 @@ impl Needs {
             .or_else(|| requests.ask(now, *times, held, |seq| known.is_given_up(seq)))
     }
 
-    /// Equations held for packets not requested yet, plus those expected while flows can wait.
+    /// Number of equations held for packets not requested yet, plus the number of repairs expected
+    /// while flows can wait.
     fn expected(&self, repairs: &Repairs) -> usize {
         let held = self
             .requests

@@ -1,4 +1,4 @@
-//! Repairs: those that wait, those at the decoder, and those expected.
+//! Repairs from the peer: waiting repairs, repairs at the decoder, and expected repairs.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use crate::repair::in_flight::InFlight;
 use crate::repair::section::Part;
 use crate::repair::stats::ReceiverStats;
 
-/// Limit of repairs that wait for names, or for their other part.
+/// Maximum number of repairs that wait for names or for their other part.
 const MAX_PENDING: usize = 32;
 
 /// Repair that waits for names or for its other part.
@@ -50,7 +50,7 @@ impl Repairs {
 
     /// Returns the body of a repair that can be decoded now, joined from its two parts if it was
     /// split. `None` if the other part has not arrived, or if the repair covers packets from `next`
-    /// on, which have no names yet: it then waits.
+    /// on, which have no names yet; the repair then waits.
     pub(super) fn complete<'a>(
         &mut self,
         repair: Repair<'a>,
@@ -91,7 +91,8 @@ impl Repairs {
         self.pending.push_back(pending);
     }
 
-    /// Decodes a repair. Drops it if `is_dark`: the tap may have missed some of its packets.
+    /// Decodes a repair. Drops the repair if `is_dark`: the tap may have missed some of its
+    /// packets.
     pub(super) fn decode(
         &mut self,
         repair: Repair<'_>,
@@ -105,7 +106,7 @@ impl Repairs {
             self.in_flight.cover = cover.count;
         }
         if is_dark || cover.first < known.ledger.floor() || cover.seqs().all(|seq| known.has(seq)) {
-            // Most repairs cover no missing packet, which the decoder would find out more slowly.
+            // Most repairs cover no missing packet, which the decoder would detect more slowly.
             stats.useless += 1;
             return;
         }
@@ -123,13 +124,13 @@ impl Repairs {
         self.pending.remove(at)
     }
 
-    /// Notes that packet `seq`, which was missing when an earlier repair arrived, is known by now.
+    /// Handles packet `seq`, which was missing when an earlier repair arrived, and is now known.
     pub(super) fn known(&mut self, seq: Seq, known: &Known) {
         self.decoder.known(seq, known, &mut self.recovered);
     }
 
-    /// Takes the packets recovered just now, to be given back to [`Repairs::reuse`]; `None` if
-    /// there are none.
+    /// Takes the packets that have just been recovered; `None` if there are none. The caller
+    /// returns them with [`Repairs::reuse`].
     pub(super) fn take_recovered(&mut self) -> Option<Recovered> {
         (!self.recovered.is_empty()).then(|| std::mem::take(&mut self.recovered))
     }
@@ -162,7 +163,10 @@ mod tests {
             let mut repairs = Repairs::new(1 << 20);
             let body = |part| if part == Part::Head { &b"head"[..] } else { &b"tail"[..] };
             assert!(repairs.complete(repair(10, body(one)), one, 14).is_none());
-            assert!(repairs.complete(repair(30, body(other)), other, 34).is_none(), "of another");
+            assert!(
+                repairs.complete(repair(30, body(other)), other, 34).is_none(),
+                "part of another repair"
+            );
             let both = repairs.complete(repair(10, body(other)), other, 14);
             assert_eq!(both.as_deref(), Some(&b"headtail"[..]));
         }

@@ -38,9 +38,9 @@ impl<'a> Copies<'a> {
 }
 
 fn take_packet<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let (length, behind) = rest.split_first_chunk::<COPY_OVERHEAD>()?;
-    let (packet, behind) = behind.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
-    *rest = behind;
+    let (length, tail) = rest.split_first_chunk::<COPY_OVERHEAD>()?;
+    let (packet, tail) = tail.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    *rest = tail;
     (!packet.is_empty()).then_some(packet)
 }
 

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   below 15      | gap |
-//!   15 to 255     | 15 | its upper half | its lower half |
+//!   15 to 255     | 15 | upper half of the gap | lower half of the gap |
 //! ```
 //!
-//! The first half of a byte is the upper one; an unused last half is 0.
+//! The upper half of a byte comes first; an unused last half is 0.
 
-/// Half byte that announces a gap of a whole byte.
+/// Half byte that precedes a gap of a full byte.
 const LONG: u8 = 15;
 
 /// Iterator over the gaps, in the order in which they were sent.
@@ -45,14 +45,14 @@ impl Iterator for Gaps<'_> {
     }
 }
 
-/// Removes the bytes of `count` gaps from the start of `rest`; `None` if it is too short.
+/// Removes the bytes of `count` gaps from the start of `rest`; `None` if `rest` is too short.
 pub(super) fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let mut gaps = Gaps::new(rest, count);
     if gaps.by_ref().count() < count {
         return None;
     }
-    let (taken, behind) = rest.split_at_checked(gaps.at.div_ceil(2))?;
-    *rest = behind;
+    let (taken, tail) = rest.split_at_checked(gaps.at.div_ceil(2))?;
+    *rest = tail;
     Some(taken)
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_ones_take_half_a_byte() {
+    fn short_gaps_take_half_a_byte() {
         let mut out = Vec::new();
         emit([1, 14, 15, 0, 255].into_iter(), &mut out);
         assert_eq!(out, [0x1e, 0xf0, 0xf0, 0xff, 0xf0]);
@@ -101,7 +101,7 @@ mod tests {
             prop_assert_eq!(out.len(), len(gaps.iter().copied()));
             out.push(7);
             let mut rest = &out[..];
-            let taken = take(&mut rest, gaps.len()).expect("all there");
+            let taken = take(&mut rest, gaps.len()).expect("no gap is missing");
             prop_assert_eq!(rest, [7]);
             prop_assert_eq!(Gaps::new(taken, gaps.len()).collect::<Vec<_>>(), gaps);
         }

@@ -21,33 +21,34 @@
 //!  claims   kind=11: see [`super::claims`]
 //! ```
 //!
-//! The fields are:
+//! Numbers after a field are its length in bytes; fields without a number have one byte. The fields
+//! are:
 //!
 //! - family: 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two
 //!   datagrams, 0x80 for its tail
 //! - parameter: layer, parity row, or density of the window in 256ths
 //! - first: lowest number; a field of four bytes holds only its low 32 bits, which the receiver
-//!   expands to the number nearest to the one that it expects next
-//! - stride or dense: distance of the numbers covered; for a window, the count of the newest
-//!   packets, all of which are in the repair
+//!   expands to the number nearest to the next expected number
+//! - stride or dense: distance between the covered numbers; for a window, the number of newest
+//!   packets that are all in the repair
 //! - count: number of packets that are covered or named
 //! - seed: determines, with the packets' numbers, their coefficients in a window
 //! - length code: combination of the packets' lengths, with the same coefficients as the symbol
-//! - symbol: combination of packets, each with its [`PREFIX`] before it
+//! - symbol: combination of packets, each preceded by its [`PREFIX`]
 //! - flags: 1: send times are present; names without send times are a repetition. 2:
-//!   acknowledgements without data are named, too. 4: bits are present. 8: no repairs are made. 16:
-//!   each tag and bit is the exclusive or of those of two packets
+//!   acknowledgements without data are also named. 4: bits are present. 8: no repairs are sent. 16:
+//!   each tag and bit is the exclusive or of the tags and bits of two packets
 //! - sent: send time of the first packet in microseconds of the sender's clock, low 32 bits
 //! - ttl, tos: mutable fields of the first packet, as it left
 //! - apart: distance between the numbers of two packets whose tags are combined; `first` is the
 //!   number of the later packet of the first pair
 //! - tag: low 16 bits of a packet's identity
-//! - gap: time since the previous packet in units of 8 microseconds: half a byte where it is below
-//!   15, otherwise 15 and a byte
-//! - bits: one for each packet, the lowest of a byte first; set if the packet is in no repair.
-//!   Repairs have an empty packet in its place
-//! - packets, repairs: count of the numbers from `first` on, and count of the repairs requested for
-//!   them; 0 repairs requests their names
+//! - gap: time since the previous packet in units of 8 microseconds: half a byte if the gap is
+//!   below 15, otherwise half a byte with the value 15 and a full byte
+//! - bits: one for each packet, the lowest bit of a byte first; set if the packet is in no repair.
+//!   Repairs have an empty packet in place of such a packet
+//! - packets, repairs: number of consecutive packets, the first of which is `first`, and number of
+//!   repairs requested for them; with 0 repairs, the packets' names are requested
 
 mod copies;
 mod gaps;
@@ -57,11 +58,12 @@ use crate::fec::{Cover, Draw, MAX_COVER, Repair, Row, Seq};
 pub use copies::{COPIES_OVERHEAD, COPY_OVERHEAD, Copies, emit_copies};
 pub use names::{Form, GAP, MAX_NAMES, Manner, Name, Names, Times, emit_names, names_len};
 
-/// Bytes of a section's head.
+/// Length of a section's head, in bytes.
 pub const SECTION_HEAD: usize = 3;
-/// Bytes of a repair's body before its symbol.
+/// Number of bytes of a repair's body before its symbol.
 pub const REPAIR_HEAD: usize = 14;
-/// Bytes before each packet of a symbol: identity 8, ttl, tos and their check.
+/// Number of bytes before each packet of a symbol: eight for the identity; one each for ttl, tos
+/// and their check.
 pub const PREFIX: usize = 11;
 
 const REPAIR: u8 = 1;
@@ -79,7 +81,7 @@ const TAIL: u8 = 0x80;
 /// Part of a symbol that one repair section carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// Whole symbol.
+    /// Complete symbol.
     Whole,
     /// First of two parts.
     Head,
@@ -107,9 +109,9 @@ pub enum Section<'a> {
 pub struct Need {
     /// Lowest packet number.
     pub first: Seq,
-    /// Count of consecutive numbers from there.
+    /// Number of consecutive packets, including the first.
     pub packets: u16,
-    /// Count of repairs wanted; 0 requests names instead.
+    /// Number of repairs requested; with 0, names are requested instead.
     pub repairs: u8,
 }
 
@@ -125,7 +127,8 @@ impl Need {
     }
 }
 
-/// Parses the sections of a message; the last item is `None` if the message is malformed there.
+/// Parses the sections of a message; the last item is `None` if the message is malformed at that
+/// point.
 pub fn sections(mut message: &[u8]) -> impl Iterator<Item = Option<Section<'_>>> {
     std::iter::from_fn(move || {
         if message.is_empty() {
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_expanded_to_the_nearest() {
+    fn numbers_are_expanded_to_the_nearest_number() {
         for near in [5, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 50) + 77] {
             for seq in [near - 4, near, near + 1_000_000] {
                 assert_eq!(expand(seq as u32, near), seq);
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_share_a_message_and_a_cut_one_ends_it() {
+    fn sections_share_a_message_and_a_truncated_section_ends_it() {
         let (mut out, need) = (Vec::new(), Need { first: 9, packets: 64, repairs: 2 });
         emit_need(need, &mut out);
         emit(9, &mut out, |out| out.extend(b"later"));

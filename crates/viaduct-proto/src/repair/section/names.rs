@@ -9,7 +9,7 @@ use crate::fec::Seq;
 use crate::reader::Reader;
 use crate::time::Duration;
 
-/// Limit of packets that a section names.
+/// Maximum number of packets that a section names.
 pub const MAX_NAMES: usize = 128;
 /// Unit of the gaps between send times.
 pub const GAP: Duration = Duration::from_micros(8);
@@ -41,9 +41,9 @@ pub struct Names<'a> {
 /// Manner of naming packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Manner {
-    /// Acknowledgements without data are named, too.
+    /// True if acknowledgements without data are also named.
     pub acks: bool,
-    /// The link is observed: no repairs are made.
+    /// True if the link is only observed: no repairs are sent.
     pub is_observed: bool,
 }
 
@@ -122,7 +122,7 @@ pub struct Name {
     pub ttl: u8,
     /// TOS or traffic class.
     pub tos: u8,
-    /// The packet is in no repair.
+    /// True if the packet is in no repair.
     pub is_bare: bool,
 }
 
@@ -137,11 +137,11 @@ impl Name {
 /// Form of a section of names: the fields in addition to the tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Send times, consecutive ones at most 255 [`GAP`]s apart.
+    /// Send times; consecutive times are at most 255 [`GAP`]s apart.
     Timed,
     /// No other fields.
     Again,
-    /// Names combined with those of packets that are earlier by this distance, in numbers.
+    /// Distance, in numbers, to the earlier packets with whose names these names are combined.
     Combined(NonZeroU16),
 }
 
@@ -161,17 +161,18 @@ fn gaps_between(names: &[Name]) -> impl Iterator<Item = u8> {
 /// Length in bytes of a section with `names`, which are at most [`MAX_NAMES`].
 pub fn names_len(names: &[Name], form: Form) -> usize {
     let each = names.len() * size_of::<Tag>();
-    let beside = match form {
+    let fields = match form {
         Form::Timed => TIMES_HEAD + gaps::len(gaps_between(names)),
         Form::Again => 0,
         Form::Combined(_) => COMBINED_HEAD,
     };
     let with_bare = names.iter().any(|name| name.is_bare);
     let bits = if with_bare { names.len().div_ceil(8) } else { 0 };
-    SECTION_HEAD + NAMES_HEAD + beside + each + bits
+    SECTION_HEAD + NAMES_HEAD + fields + each + bits
 }
 
-/// Appends names of the packets from `first` on, at most [`MAX_NAMES`].
+/// Appends the names of consecutive packets, the first of which has number `first`; at most
+/// [`MAX_NAMES`] names.
 pub fn emit_names(first: Seq, names: &[Name], form: Form, manner: Manner, out: &mut Vec<u8>) {
     let names = &names[..names.len().min(MAX_NAMES)];
     let Some(begin) = names.first() else { return };
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn times_keep_to_a_gap() {
+    fn send_times_are_exact_to_a_gap() {
         let sent = |n: u32| (u32::MAX - 500).wrapping_add(13 * n);
         let names: Vec<_> = (0..100).map(|n| Name { sent: sent(n), ..Name::default() }).collect();
         let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! Handover of sessions to another process, which sends and receives in this one's place.
+//! Handover of sessions to a new process, which then sends and receives in place of this process.
 //!
 //! The keys and the next counters are handed over, and only one process sends at a time, so
 //! no counter is used twice. A process that resumes after a failed handover skips
@@ -10,11 +10,11 @@ use crate::repair::handshake::Keys;
 use crate::time::Instant;
 use crate::upgrade::{LiveRecord, SessionKey, SessionRecord};
 
-/// Counters skipped after a failed handover: more than the other process can have used.
+/// Counters skipped after a failed handover: more than the new process can have used.
 const SKIPPED: u64 = 1 << 32;
 
 impl Session {
-    /// State for another process.
+    /// State for the handover to a new process.
     pub(in crate::repair) fn record(&self) -> SessionRecord {
         SessionRecord {
             live: self.live.iter().map(Live::record).collect(),
@@ -26,8 +26,8 @@ impl Session {
         }
     }
 
-    /// Continues the sessions of another process. Counters received by this process meanwhile stay
-    /// refused.
+    /// Takes over the sessions of the previous process. Counters that this process has received in
+    /// the meantime are still refused.
     pub(in crate::repair) fn resume(&mut self, now: Instant, slot: u16, record: &SessionRecord) {
         let (mut old, lane) = (std::mem::take(&mut self.live), self.offer.lane);
         let live = record.live.iter().map(|record| {
@@ -44,12 +44,12 @@ impl Session {
         self.pending.fill_with(|| None);
         self.update_schedule(now);
         if record.is_retrying {
-            // Answers to the initiations of the other process cannot be used here.
+            // This process cannot use answers to the initiations of the previous process.
             self.schedule.start(now);
         }
     }
 
-    /// Continues after a failed handover.
+    /// Resumes after a failed handover.
     pub(in crate::repair) fn skip_counters(&mut self) {
         self.live.iter_mut().for_each(|live| live.sealer.skip(SKIPPED));
     }

@@ -1,4 +1,5 @@
-//! Times of a session's handshakes, by the age of its keys and the silence of the peer.
+//! Times of a session's handshakes, which depend on the age of its keys and the silence of the
+//! peer.
 //!
 //! ```text
 //!   age of the keys, silence ──▶ due ──▶ retrying ── response ──▶ due by age or silence
@@ -20,22 +21,22 @@ pub(in crate::repair) struct Schedule {
     responder_delay: Duration,
     /// Time without an authentic message after which a new session is requested.
     pub(in crate::repair) silence_limit: Duration,
-    /// Initiations are sent until one is answered.
+    /// True while initiations are sent until one is answered.
     is_retrying: bool,
     next_try: Instant,
-    /// The next handshake has reserved its slot ([`HandshakePace`]).
+    /// True if the next handshake has reserved its slot ([`HandshakePace`]).
     has_reserved: bool,
     last_heard: Instant,
-    /// An authentic message or response has arrived from the peer.
+    /// True if an authentic message or response has arrived from the peer.
     is_known: bool,
     last_handshake: Option<Instant>,
-    /// The peer has been silent for so long that it counts as gone.
+    /// True if the peer has been silent for so long that it counts as gone.
     is_silent: bool,
 }
 
 impl Schedule {
-    /// Creates a schedule with a handshake that is due at once. `waits`: this side lets the other
-    /// side start later handshakes.
+    /// Creates a schedule with a handshake that is due immediately. `waits`: this side lets the
+    /// other side start later handshakes.
     pub(super) fn new(rekey_after: Duration, waits: bool, now: Instant) -> Schedule {
         Schedule {
             rekey_after,
@@ -76,27 +77,27 @@ impl Schedule {
         self.rekey_after * 2 + SILENCE
     }
 
-    /// Notes an authentic message or response of the peer.
+    /// Records an authentic message or response of the peer.
     pub(super) fn heard(&mut self, now: Instant) {
         (self.last_heard, self.is_known) = (now, true);
     }
 
-    /// Notes that a handshake is completed.
+    /// Records that a handshake is completed.
     pub(super) fn completed(&mut self, now: Instant) {
         self.last_handshake = Some(now);
     }
 
-    /// Notes that an initiation is answered.
+    /// Records that an initiation is answered.
     pub(super) fn answered(&mut self) {
         self.is_retrying = false;
     }
 
-    /// Schedules the next initiation: by age (the responder a little later) or by silence; at once
-    /// if there are no keys. `newest`: time of birth of the keys in use, and whether this side was
-    /// their initiator.
+    /// Schedules the next initiation: by the age of the keys (on the responder's side a little
+    /// later) or by silence; immediately if there are no keys. `newest`: creation time of the keys
+    /// in use, and whether this side was the initiator of their handshake.
     pub(super) fn update(&mut self, now: Instant, newest: Option<(Instant, bool)>) {
         if self.is_retrying {
-            return; // the next try is scheduled already
+            return; // the next attempt is already scheduled
         }
         let by_age = newest.map(|(born, is_initiator)| {
             let wait = if is_initiator { self.rekey_after } else { self.rekey_after * 9 / 8 };
@@ -150,7 +151,7 @@ impl Schedule {
         now.since(self.last_heard) >= self.silence_limit
     }
 
-    /// Continues the schedule of another process, whose times these are.
+    /// Takes over the times of the previous process.
     pub(super) fn resume(&mut self, heard_at: Option<Instant>, handshake_at: Option<Instant>) {
         if let Some(at) = heard_at {
             (self.is_known, self.last_heard) = (true, self.last_heard.max(at));

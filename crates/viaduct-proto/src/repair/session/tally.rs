@@ -1,7 +1,7 @@
 //! Packets or datagrams sent to this side, and losses among them, by their numbers.
 
 /// Packets or datagrams sent, and the number of them that were lost. A late arrival reduces the
-/// number of lost ones.
+/// number of losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::repair) struct Tally {
     pub(in crate::repair) sent: u64,

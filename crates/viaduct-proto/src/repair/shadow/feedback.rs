@@ -25,7 +25,7 @@ pub(super) struct Feedback {
     requests: Requests,
     pub(super) report: Report,
     next_report: Instant,
-    /// Reports on their way, with their arrival times.
+    /// Reports in transit, with their arrival times.
     reports: VecDeque<(Instant, Report)>,
     /// Requests, with the arrival times of their answers.
     needs: VecDeque<(Instant, Need)>,
@@ -68,7 +68,7 @@ impl Feedback {
             self.reports.push_back((now + self.rtt / 2, report));
             self.requests.expire(now, 0);
         }
-        // The answer arrives a whole round trip after the request.
+        // The answer arrives a full round trip after the request.
         let state = self.auto.state(now);
         let expected = (state.overhead * state.pace * state.wait.as_secs_f64()) as usize;
         let early = self.requests.ask_early(now, expected);
@@ -94,7 +94,7 @@ impl Feedback {
         self.auto.push(now, Leaving { fields, packet: symbol, symbol, repairs, most }, fire);
     }
 
-    /// Notes that packet `seq` was recovered.
+    /// Records that packet `seq` was recovered.
     pub(super) fn here(&mut self, now: Instant, seq: Seq) {
         let wait = self.times(now).wait;
         let missed = self.requests.here(now, seq);

@@ -12,7 +12,7 @@ pub(super) fn symbol(seq: Seq) -> [u8; 2] {
     [seq as u8, (seq >> 8) as u8]
 }
 
-/// Latest packets, and which of them are here.
+/// Latest packets, and which of them have arrived or were recovered.
 pub(super) struct Known {
     pub(super) first: Seq,
     here: VecDeque<Option<[u8; 2]>>,

@@ -1,7 +1,7 @@
 //! Outcomes that codes would have had on an observed link.
 //!
-//! The encoders and decoders are the real ones, with packets of two bytes. A repair counts as lost
-//! if the next packet is lost: it would have left just before that packet.
+//! The encoders and decoders are those used for repairs, with packets of two bytes. A repair counts
+//! as lost if the next packet is lost: it would have left just before that packet.
 //!
 //! ```text
 //!   fates of packets ─▶ encoder ─▶ repairs, lost like their neighbours ──▶ decoder ─▶ outcome
@@ -28,7 +28,7 @@ use known::{Known, symbol};
 
 /// Memory of each decoder, in bytes.
 const DECODER: usize = 1 << 20;
-/// Idle time after which unfilled repairs leave.
+/// Idle time after which incomplete repairs are sent.
 const FLUSH: Duration = Duration::from_millis(8);
 /// Age at which a missing packet is given up.
 const GIVEN_UP: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Outcomes in two lanes together.
+    /// Sum of the outcomes in two lanes.
     #[must_use]
     pub fn plus(&self, other: &Outcome) -> Outcome {
         Outcome {
@@ -71,7 +71,7 @@ pub struct Shadows {
 }
 
 impl Shadows {
-    /// Creates the codes, for packets from the next one on, over a path of this round-trip time.
+    /// Creates the codes, for packets over a path of this round-trip time.
     pub fn new(rtt: Duration) -> Self {
         let of = |coder| Shadow::new(coder, rtt);
         let fixed = |code: Code| code.build_encoder(1).map_or(Coder::None, Coder::Fixed);
@@ -190,7 +190,7 @@ impl Shadow {
         self.last = Some(at);
     }
 
-    /// Fires repairs that a pause has left unfilled; they arrive during the pause.
+    /// Fires repairs that a pause has left incomplete; they arrive during the pause.
     fn flush(&mut self, at: Instant) {
         let Some(paused) = self.last.filter(|last| at.since(*last) > FLUSH) else { return };
         let mut fired = Vec::new();

@@ -1,4 +1,4 @@
-//! Outcomes of the codes under losses of several kinds.
+//! Outcomes of the codes with losses of several kinds.
 
 use super::*;
 use crate::rng::Rng;
@@ -32,7 +32,7 @@ fn share(part: u64, of: u64) -> f64 {
 }
 
 #[test]
-fn single_losses_come_back_by_every_code_and_auto_is_cheapest() {
+fn every_code_recovers_single_losses_and_auto_is_cheapest() {
     let of = run(|rng, _| rng.chance(0.01));
     let recovered = of.map(|of| share(of.recovered, of.lost));
     assert!(recovered.iter().all(|share| *share > 0.99), "{recovered:?}");
@@ -49,7 +49,7 @@ fn bursts_beyond_their_reach_defeat_fixed_codes() {
 }
 
 #[test]
-fn a_clean_link_costs_nothing_by_auto() {
+fn auto_sends_no_repairs_on_a_clean_link() {
     let of = run(|_, _| false);
     assert_eq!((of[0].lost, of[0].repairs), (0, 0));
 }
