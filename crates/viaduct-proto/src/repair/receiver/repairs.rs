@@ -165,7 +165,7 @@ mod tests {
             assert!(repairs.complete(repair(10, body(one)), one, 14).is_none());
             assert!(
                 repairs.complete(repair(30, body(other)), other, 34).is_none(),
-                "part of another repair"
+                "another repair"
             );
             let both = repairs.complete(repair(10, body(other)), other, 14);
             assert_eq!(both.as_deref(), Some(&b"headtail"[..]));

@@ -23,11 +23,11 @@ impl World {
 }
 
 #[test]
-fn a_clean_link_costs_names_alone() {
+fn a_clean_link_costs_only_names() {
     let mut world = world();
     assert_eq!(world.stream(5_000, |_, _| false, 0.0), 0);
     let sender = world.a_stats().sender;
-    // Repairs are sent until the losses are known.
+    // Repairs are sent until the loss rate is known.
     assert!((200..700).contains(&sender.repairs), "{sender:?}");
     assert!(sender.manifests > 0, "{sender:?}");
     let state = world.control();
@@ -35,12 +35,12 @@ fn a_clean_link_costs_names_alone() {
 }
 
 #[test]
-fn single_losses_come_back_at_little_cost_and_the_cost_ends_with_them() {
+fn single_losses_are_recovered_at_little_cost_which_ends_with_the_losses() {
     let mut world = world();
     world.stream(5_000, |_, _| false, 0.0);
     let mut before = world.a_stats().sender;
     let lost = |rng: &mut Rng, _| rng.chance(0.01);
-    // At the onset, packets that no repair has covered are recovered on request.
+    // At the onset, packets that no repair covers are recovered on request.
     assert_eq!(world.stream(2_000, lost, 0.01), 0);
     assert!(world.a_stats().sender.answered > 0);
     let onset = world.overhead(&mut before);
@@ -62,7 +62,7 @@ fn single_losses_come_back_at_little_cost_and_the_cost_ends_with_them() {
 }
 
 #[test]
-fn bursts_come_back() {
+fn bursts_are_recovered() {
     let mut world = world();
     let lost = |_: &mut Rng, i: usize| i % 800 < 8;
     world.stream(3_000, lost, 0.0);

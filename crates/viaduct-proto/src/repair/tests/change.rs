@@ -38,8 +38,7 @@ fn a_gateway_that_restarts_with_a_clock_set_back_is_protected_again() {
     let mut fresh = local(1);
     fresh.unix_nanos_at_zero -= 3_600_000_000_000;
     world.a = Plane::new(fresh, vec![config(1, 2, layered())], world.now).unwrap();
-    // Its initiations are taken for old ones; the other end begins a session once the old one is
-    // dead.
+    // A's initiations are taken for old ones; B begins a new session once the old session is dead.
     world.run(Duration::from_secs(60), |_, _| false);
     let before = world.b_stats().receiver;
     assert_eq!(world.stream(200, |_, i| i % 20 == 3, 0.0), 0);
@@ -48,14 +47,14 @@ fn a_gateway_that_restarts_with_a_clock_set_back_is_protected_again() {
 }
 
 #[test]
-fn a_receiver_that_restarts_takes_nothing_of_before_for_lost() {
+fn a_restarted_receiver_counts_no_earlier_packets_as_lost() {
     let mut world = World::new(&layered());
     for i in 0..2_500 {
         if i == 2_000 {
             let plane = Plane::new(local(2), vec![config(2, 1, layered())], world.now);
             world.b = plane.unwrap();
             world.b.handle_timeout(world.now);
-            // The handshake arrives, the first report does not.
+            // The handshake arrives, but the first report does not.
             let mut datagrams = 0;
             world.exchange(&mut |_, _| {
                 datagrams += 1;
@@ -73,7 +72,7 @@ fn a_receiver_that_restarts_takes_nothing_of_before_for_lost() {
 }
 
 #[test]
-fn the_code_changes_while_it_runs() {
+fn the_code_changes_without_a_new_session() {
     let mut world = World::new(&layered());
     let handshakes = world.a_stats().session.handshakes;
     for code in [
@@ -89,7 +88,7 @@ fn the_code_changes_while_it_runs() {
 }
 
 #[test]
-fn peers_that_stay_keep_their_sessions_when_others_come_and_go() {
+fn peers_that_stay_keep_their_sessions_when_other_peers_change() {
     let mut world = World::new(&layered());
     let before = world.a_stats().session.handshakes;
     let mut third = config(1, 3, layered());

@@ -1,9 +1,9 @@
-//! Handover of sessions to another process: the peer notices nothing.
+//! Handover of sessions to a new process, which the peer does not notice.
 
 use super::*;
 use crate::upgrade::{Message, PeerRecord};
 
-/// Records as they come out of a message.
+/// Returns the records after they were sent and received in messages.
 fn sent(records: Vec<PeerRecord>) -> Vec<PeerRecord> {
     let pass = |record| {
         let bytes = Message::Peer(Box::new(record)).emit().unwrap();
@@ -16,7 +16,7 @@ fn sent(records: Vec<PeerRecord>) -> Vec<PeerRecord> {
 /// New process of the gateway `me`, without any state of the old one.
 fn fresh(me: u8, peer: u8, coding: &Coding, now: Instant) -> Plane {
     let mut local = local(me);
-    // Other keys than those of the old process.
+    // Keys that differ from those of the old process.
     let rng = Mutex::new(Rng::from_seed(99));
     local.entropy = Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out));
     let mut plane = Plane::new(local, vec![config_of(me, peer, coding.clone())], now).unwrap();
@@ -25,7 +25,7 @@ fn fresh(me: u8, peer: u8, coding: &Coding, now: Instant) -> Plane {
 }
 
 impl World {
-    /// Lets a new process hear what B hears.
+    /// Starts a new process, which receives everything that B receives.
     fn begin_handover_of_b(&mut self, coding: &Coding) {
         let mut plane = fresh(2, 1, coding, self.now);
         plane.resume(self.now, &sent(self.b.records())).unwrap();
@@ -58,13 +58,13 @@ fn codings() -> [Coding; 2] {
 }
 
 #[test]
-fn sessions_numbers_and_repairs_go_on_in_another_process() {
+fn sessions_numbers_and_repairs_continue_in_a_new_process() {
     for coding in codings() {
         let mut world = World::of(&coding);
         world.stream(2_000, |_, i| i % 40 == 3, 0.0);
         let handshakes = world.a_stats().session.handshakes;
         for _ in 0..3 {
-            // Every fortieth packet is lost, whichever process is at work.
+            // Every fortieth packet is lost, whichever process is active.
             let mut sent = Vec::new();
             for i in 0..3_000 {
                 match i {
@@ -81,10 +81,10 @@ fn sessions_numbers_and_repairs_go_on_in_another_process() {
             world.run(Duration::from_secs(3), |_, _| false);
             let lost = sent.iter().filter(|packet| !world.delivered.contains_key(*packet)).count();
             assert_eq!(lost, 0, "{coding:?}");
-            assert!(world.delivered.values().all(|times| *times == 1), "no repeats");
+            assert!(world.delivered.values().all(|times| *times == 1), "no packet arrives twice");
         }
         let (a, b) = (world.a_stats().session, world.b_stats().session);
-        assert_eq!(a.handshakes + b.handshakes, 0, "the new processes needed none");
+        assert_eq!(a.handshakes + b.handshakes, 0, "the new processes need no handshake");
         assert!(handshakes > 0);
         assert_eq!(
             (a.replayed + b.replayed, a.forged + b.forged, a.unknown + b.unknown),
@@ -94,7 +94,7 @@ fn sessions_numbers_and_repairs_go_on_in_another_process() {
 }
 
 #[test]
-fn a_process_that_resumes_uses_no_counter_twice() {
+fn a_process_that_reclaims_its_sessions_uses_no_counter_twice() {
     let mut world = World::new(&layered());
     world.stream(100, |_, i| i == 7, 0.0);
     let before = world.a.records()[0].session.live[0].counter;
@@ -106,7 +106,7 @@ fn a_process_that_resumes_uses_no_counter_twice() {
 }
 
 #[test]
-fn a_passive_process_answers_no_handshake_and_a_replay_stays_refused() {
+fn a_passive_process_answers_no_handshake_and_replays_are_still_refused() {
     let mut world = World::new(&layered());
     world.begin_handover_of_b(&Coding::Fixed(layered()));
     world.stream(50, |_, i| i == 7, 0.0);
@@ -114,7 +114,7 @@ fn a_passive_process_answers_no_handshake_and_a_replay_stays_refused() {
     for mut datagram in world.overheard.clone() {
         world.b.handle_datagram(world.now, endpoint(1), &mut datagram);
     }
-    assert!(world.b.transmits().all(|(_, datagram)| datagram.len() < 1_000), "reports alone");
+    assert!(world.b.transmits().all(|(_, datagram)| datagram.len() < 1_000), "only reports");
     let session = world.b_stats().session;
     assert_eq!(session.handshakes, 0, "the recorded initiation is refused");
     assert!(session.replayed > 0);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns the initiation that A sends when its session has become too old.
+/// Returns the initiation that A sends when its session is too old.
 fn overhear_initiation(world: &mut World) -> Vec<u8> {
     world.overheard.clear();
     world.run(Duration::from_secs(200), |_, _| false);
@@ -11,7 +11,7 @@ fn overhear_initiation(world: &mut World) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_gateway_sent_itself_costs_its_peer_no_handshake() {
+fn a_gateways_own_messages_sent_back_cost_its_peer_no_handshake() {
     let mut world = World::new(&layered());
     let own = overhear_initiation(&mut world);
     let before = world.a_stats().session;
@@ -20,7 +20,7 @@ fn what_a_gateway_sent_itself_costs_its_peer_no_handshake() {
     }
     let after = world.a_stats().session;
     assert_eq!((after.limited, after.handshakes), (before.limited, before.handshakes));
-    assert!(world.a.transmits().next().is_none(), "and is not answered");
+    assert!(world.a.transmits().next().is_none(), "an own initiation is not answered");
     let fresh = Plane::new(local(2), vec![config(2, 1, layered())], world.now);
     world.b = fresh.unwrap();
     world.run(Duration::from_millis(50), |_, _| false);
@@ -56,7 +56,7 @@ fn a_recorded_initiation_is_refused_after_a_restart() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_shuts_no_peer_out() {
+fn a_gateway_whose_clock_was_set_back_can_connect() {
     let mut world = World::new(&layered());
     let clocks = world.a.clocks();
     let mut back = local(1);
@@ -66,15 +66,15 @@ fn a_clock_that_was_set_back_shuts_no_peer_out() {
     world.a.handle_timeout(world.now);
     world.exchange(&mut |_, _| false);
     let answered = world.b_stats().session;
-    assert_eq!(answered.replayed, 0, "its next initiation is later than its last one");
+    assert_eq!(answered.replayed, 0, "the timestamps of initiations increase");
     assert!(world.a_stats().up);
 }
 
 #[test]
-fn a_handshake_message_moves_no_endpoint() {
+fn a_handshake_message_does_not_change_the_endpoint() {
     let mut world = World::new(&layered());
     world.run(Duration::from_secs(110), |_, _| false);
-    // The next initiation is overtaken by its own copy from elsewhere.
+    // The next initiation is overtaken by a copy of itself from another address.
     let mut initiation = loop {
         let at = world.a.poll_timeout().unwrap();
         world.now = world.now.max(at);
@@ -92,12 +92,12 @@ fn a_handshake_message_moves_no_endpoint() {
     world.b.handle_timeout(world.now + Duration::from_secs(2));
     assert!(
         world.b.transmits().all(|(to, _)| to.address == endpoint(1)),
-        "and all others to the endpoint"
+        "all other datagrams go to the endpoint"
     );
 }
 
 #[test]
-fn nothing_hostile_opens_or_leads_to_an_injection() {
+fn forged_and_replayed_datagrams_cause_no_injection() {
     let mut world = World::new(&layered());
     world.stream(200, |_, i| i % 20 == 3, 0.0);
     let before = world.b_stats();
@@ -116,13 +116,13 @@ fn nothing_hostile_opens_or_leads_to_an_injection() {
     let after = world.b_stats();
     assert_eq!(before.receiver.repairs, after.receiver.repairs);
     assert!(after.session.replayed > 0 && after.session.forged > 0);
-    assert_eq!(world.stream(500, |_, i| i % 50 == 9, 0.0), 0, "recovery goes on");
+    assert_eq!(world.stream(500, |_, i| i % 50 == 9, 0.0), 0, "recovery continues");
 }
 
 #[test]
 fn packets_outside_the_two_sites_are_never_injected() {
     let mut world = World::new(&layered());
-    // A's gateway is honest about keys, not about its prefixes.
+    // A's gateway has the right keys, but lies about its prefixes.
     let mut wide = config(1, 2, layered());
     wide.sites.local = vec!["0.0.0.0/0".parse().unwrap()];
     world.a.change(vec![wide], world.now).unwrap();

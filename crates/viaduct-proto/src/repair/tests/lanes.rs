@@ -4,14 +4,14 @@ use super::*;
 use crate::repair::lanes::{Shares, lane_hash};
 use crate::wire::ip::Header;
 
-/// Number of pairs of hosts that send.
+/// Number of pairs of hosts that exchange packets.
 const PAIRS: u32 = 256;
 
 /// Gateway whose workers each own some shares.
 struct Site {
     number: u8,
     lanes: LaneCount,
-    /// Planes of the workers; `None` for one that has died.
+    /// Planes of the workers; `None` for a worker that has died.
     workers: Vec<Option<Plane>>,
     /// Worker of each share.
     owners: Vec<usize>,
@@ -41,7 +41,7 @@ impl Site {
         owned.map(|(_, share)| share).collect()
     }
 
-    /// Worker that the kernel gives this lane's packets to.
+    /// Worker to which the kernel gives this lane's packets.
     fn worker(&mut self, lane: u8) -> Option<&mut Plane> {
         let owner = self.owners[usize::from(self.lanes.lane(lane))];
         self.workers[owner].as_mut()
@@ -73,7 +73,7 @@ impl Site {
     }
 }
 
-/// Two sites, and a link that delays nothing.
+/// Two sites, and a link without delay.
 struct Link {
     now: Instant,
     sites: [Site; 2],
@@ -96,7 +96,7 @@ impl Link {
         link
     }
 
-    /// Unique packet from a host of site `from` + 1 to one of the other, for pair `pair`.
+    /// Unique packet of the host pair `pair`, from site `from` + 1 to the other site.
     fn packet(&mut self, from: usize, pair: u32) -> Vec<u8> {
         self.next += 1;
         let mut packet = vec![0; 200 + self.rng.below(800) as usize];
@@ -171,8 +171,8 @@ impl Link {
         self.now = end;
     }
 
-    /// Sends `count` packets each way, one a millisecond, of all pairs in turn; every twentieth is
-    /// lost. Returns those that never arrived.
+    /// Sends `count` packets each way, one a millisecond, of all pairs in turn; one in twenty is
+    /// lost at random. Returns the packets that never arrived.
     fn stream(&mut self, count: u32) -> Vec<Vec<u8>> {
         let mut sent = Vec::new();
         for i in 0..count {
@@ -185,21 +185,21 @@ impl Link {
             self.run(Duration::from_millis(1));
         }
         self.run(Duration::from_secs(3));
-        assert!(self.delivered.values().all(|times| *times == 1), "no repeats");
+        assert!(self.delivered.values().all(|times| *times == 1), "no packet arrives twice");
         sent.retain(|packet| !self.delivered.contains_key(packet));
         sent
     }
 }
 
 #[test]
-fn losses_are_recovered_in_all_lanes_whoever_wants_them() {
+fn losses_are_recovered_in_all_lanes_for_any_wanted_numbers() {
     for wants in [[(16, 4), (1, 1)], [(4, 2), (8, 8)], [(2, 1), (2, 2)], [(1, 1), (1, 1)]] {
         let mut link = Link::new(wants);
         let count = wants[0].0.max(wants[1].0);
         for site in &link.sites {
             assert_eq!((site.facts(link.now).lanes, site.facts(link.now).lanes_down), (count, 0));
         }
-        // The first losses make repairs begin.
+        // Repairs begin with the first losses.
         link.stream(20_000);
         let before = link.sites.each_ref().map(|site| site.stats().receiver.recovered);
         let missing = link.stream(20_000);
@@ -218,12 +218,12 @@ fn losses_are_recovered_in_all_lanes_whoever_wants_them() {
 }
 
 #[test]
-fn a_dead_workers_lanes_go_to_the_others_and_no_other_lane_notices() {
+fn other_workers_take_over_a_dead_workers_lanes_without_effect_on_their_own() {
     let mut link = Link::new([(8, 4), (1, 1)]);
     link.stream(20_000);
     let dead = 2;
     link.sites[0].workers[dead] = None;
-    // The other lanes go on meanwhile.
+    // The other lanes continue in the meantime.
     let lost_lanes: Vec<_> = (0..8).filter(|lane| lane % 4 == dead).collect();
     let mut sent = Vec::new();
     for i in 0..1_000 {
@@ -257,7 +257,7 @@ fn a_dead_workers_lanes_go_to_the_others_and_no_other_lane_notices() {
 }
 
 #[test]
-fn the_number_of_lanes_follows_a_peer_that_begins_anew() {
+fn the_number_of_lanes_follows_a_restarted_peer() {
     let mut link = Link::new([(1, 1), (16, 2)]);
     let lanes = |link: &Link| link.sites.each_ref().map(|site| site.facts(link.now).lanes);
     assert_eq!(lanes(&link), [16, 16]);
@@ -267,7 +267,7 @@ fn the_number_of_lanes_follows_a_peer_that_begins_anew() {
         link.sites[1] = Site::new(2, wanted, 1, link.now);
         link.run(Duration::from_millis(50));
         assert_eq!(lanes(&link), [wanted, wanted]);
-        assert!(link.sites[0].stats().sender.packets >= before, "counters only grow");
+        assert!(link.sites[0].stats().sender.packets >= before, "counters never decrease");
         link.stream(20_000);
         let missing = link.stream(20_000);
         assert!(missing.len() <= 8, "{} of 2,000 losses", missing.len());
@@ -285,12 +285,12 @@ fn lanes_are_handed_over_with_their_sessions() {
     assert_eq!(records.len(), 4);
     link.exchange();
     let records = link.sites[1].workers[0].as_ref().unwrap().records();
-    // The peer of this process wants one lane, as it does itself; the records say otherwise.
+    // The new process and its peer want one lane, but the records have four.
     let mut site = Site::new(2, 1, 1, now);
     site.workers[0].as_mut().unwrap().resume(now, &records).unwrap();
     link.sites[1] = site;
     let before = link.sites[0].stats().session.handshakes;
     link.stream(5_000);
-    assert_eq!(link.sites[0].stats().session.handshakes, before, "the sessions go on");
+    assert_eq!(link.sites[0].stats().session.handshakes, before, "the sessions continue");
     assert_eq!(link.sites[1].facts(link.now).lanes, 4);
 }

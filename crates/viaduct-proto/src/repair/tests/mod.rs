@@ -1,4 +1,4 @@
-//! Two gateways, a link between them with losses set by the test, and a virtual clock.
+//! Two gateways, a link between them whose losses the test sets, and a virtual clock.
 
 mod auto;
 mod change;
@@ -31,10 +31,10 @@ struct World {
     now: Instant,
     a: Plane,
     b: Plane,
-    /// Plane that is to continue B's work, and receives the same as B.
+    /// Plane of a new process that is to take over from B, and receives everything that B receives.
     successor: Option<Plane>,
     rng: Rng,
-    /// Packets that reached hosts at B, by their bytes, with their number of arrivals.
+    /// Packets that reached hosts at B, each with its number of arrivals.
     delivered: HashMap<Vec<u8>, usize>,
     /// Datagrams from A to B, as seen by an eavesdropper.
     overheard: Vec<Vec<u8>>,
@@ -118,7 +118,7 @@ impl World {
         self.b.stats()[0].1
     }
 
-    /// Returns a unique UDP packet from a host of A to one of B.
+    /// Returns a unique UDP packet from a host at A to a host at B.
     fn packet(&mut self) -> Vec<u8> {
         self.next += 1;
         let len = 60 + self.rng.below((MTU - 60) as u64 + 1) as usize;
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// Carries the gateways' datagrams; those from A are lost if `lose` says so.
+    /// Delivers the gateways' datagrams, except those from A for which `lose` returns true.
     fn exchange(&mut self, lose: &mut impl FnMut(&mut Rng, &[u8]) -> bool) {
         loop {
             let from_a: Vec<Vec<u8>> = self.a.transmits().map(|(_, d)| d.to_vec()).collect();
@@ -194,7 +194,7 @@ impl World {
         self.now = end;
     }
 
-    /// Sends `count` packets, one a millisecond; returns those that never arrived.
+    /// Sends `count` packets, one a millisecond; returns the number of packets that never arrived.
     fn stream(
         &mut self,
         count: usize,
@@ -210,7 +210,10 @@ impl World {
             self.run(Duration::from_millis(1), |rng, _| rng.chance(repair_loss));
         }
         self.run(Duration::from_secs(3), |_, _| false);
-        assert!(sent.iter().all(|p| self.delivered.get(p).is_none_or(|&n| n == 1)), "no repeats");
+        assert!(
+            sent.iter().all(|p| self.delivered.get(p).is_none_or(|&n| n == 1)),
+            "no packet arrives twice"
+        );
         sent.iter().filter(|p| !self.delivered.contains_key(*p)).count()
     }
 }

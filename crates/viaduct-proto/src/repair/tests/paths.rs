@@ -1,5 +1,5 @@
-//! Two gateways with two paths between them: loss by path, repairs by the other path, a path that
-//! dies, and duplication.
+//! Two gateways with two paths between them: losses by path, repairs over the other path, a path
+//! that dies, and duplicates.
 
 use super::*;
 
@@ -11,7 +11,7 @@ enum Item {
 impl Item {
     /// Bytes on the wire.
     fn len(&self) -> usize {
-        /// Headers of IP and UDP.
+        /// Length of the IP and UDP headers.
         const HEADERS: usize = 28;
         match self {
             Item::Packet(packet) => packet.len(),
@@ -44,13 +44,13 @@ struct Paths {
     sites: [Plane; 2],
     /// Delay of each path in one direction, in milliseconds.
     delays: [u64; 2],
-    /// Time at which the link of each direction and path has sent all; `None` for links without a
-    /// rate.
+    /// Time at which the link of each direction and path has sent everything; `None` if links have
+    /// no rate.
     sent_by: Option<[[Instant; 2]; 2]>,
     /// Share of packets and datagrams that each path loses.
     loss: [f64; 2],
     flying: Vec<Flying>,
-    /// Send time of each packet, and the times at which it has reached its host.
+    /// Send time of each packet, and the times at which it has reached its destination.
     packets: Vec<(Instant, Vec<Instant>)>,
     /// Number of bulk packets sent.
     bulk: u32,
@@ -192,8 +192,8 @@ impl Paths {
         self.changes.extend(changes.into_iter().map(|change| (now, change)));
     }
 
-    /// Runs for some milliseconds; `path` returns the path of the packet that is sent at a time, if
-    /// there is one.
+    /// Runs for some milliseconds; `path` returns the path of the packet that is sent at a given
+    /// time, if any.
     fn run(&mut self, millis: u64, path: impl Fn(u64) -> Option<u8>) {
         for at in 0..millis {
             path(at).into_iter().for_each(|path| self.send(path));
@@ -202,8 +202,8 @@ impl Paths {
         }
     }
 
-    /// Runs for some milliseconds under bulk traffic, with a message every five milliseconds, on
-    /// the first path while that is up.
+    /// Runs for some milliseconds under bulk traffic, with a message every five milliseconds, over
+    /// the first path while that path is up.
     fn run_loaded(&mut self, millis: u64) {
         for at in 0..millis {
             let path = u8::from(self.changes.last().is_some_and(|(_, change)| !change.is_up));
@@ -227,13 +227,13 @@ impl Paths {
     }
 }
 
-/// Schedule of one packet every ten milliseconds, on this path.
+/// Schedule of one packet every ten milliseconds, over this path.
 fn sparse(path: u8) -> impl Fn(u64) -> Option<u8> {
     move |at| at.is_multiple_of(10).then_some(path)
 }
 
 #[test]
-fn losses_are_those_of_each_path_and_repairs_take_the_other() {
+fn losses_are_measured_for_each_path_and_repairs_take_the_other_path() {
     let mut world = Paths::new([20, 20], RepairPath::Auto, Repairs::Window);
     world.loss = [0.0, 0.05];
     world.run(6_000, |at| Some((at % 2) as u8));
@@ -254,7 +254,7 @@ fn losses_are_those_of_each_path_and_repairs_take_the_other() {
 }
 
 #[test]
-fn repairs_by_a_shorter_path_make_no_packet_late() {
+fn with_repairs_over_a_shorter_path_no_packet_counts_as_late() {
     for delays in [[60, 20], [20, 60], [20, 21]] {
         let mut world = Paths::new(delays, RepairPath::Other, Repairs::Window);
         world.run(3_000, |at| Some((at % 2) as u8));
@@ -267,7 +267,7 @@ fn repairs_by_a_shorter_path_make_no_packet_late() {
 }
 
 #[test]
-fn packets_of_a_path_that_dies_are_recovered_by_the_other() {
+fn packets_of_a_path_that_dies_are_recovered_over_the_other_path() {
     let mut world = Paths::new([50, 50], RepairPath::Auto, Repairs::Copies);
     world.run(3_000, sparse(0));
     let (first, died) = (world.packets.len(), world.now);
@@ -278,7 +278,7 @@ fn packets_of_a_path_that_dies_are_recovered_by_the_other() {
     world.run(1_000, |_| None);
     let latencies = world.latencies(first);
     let late = latencies.iter().filter(|latency| **latency > 200).count();
-    assert!(late == 0, "beyond two round trips: {latencies:?}");
+    assert!(late == 0, "more than two round trips: {latencies:?}");
     world.loss[0] = 0.0;
     world.run(2_000, |_| None);
     assert!(world.changes.len() == 2 && world.changes[1].1.is_up, "{:?}", world.changes);
@@ -301,7 +301,7 @@ fn with_duplicates_no_packet_of_a_path_that_dies_is_late() {
     }
 }
 
-/// Latencies of the messages in the second in which the first path dies under bulk traffic.
+/// Latencies of the messages in the second after the first path has died under bulk traffic.
 fn death_under_load(repairs: Repairs) -> Vec<u64> {
     let mut world = Paths::new([50, 50], RepairPath::Other, repairs);
     world.sent_by = Some([[world.now; 2]; 2]);
@@ -317,7 +317,7 @@ fn death_under_load(repairs: Repairs) -> Vec<u64> {
 }
 
 #[test]
-fn messages_beside_bulk_traffic_of_a_path_that_dies_are_recovered() {
+fn messages_during_bulk_traffic_on_a_path_that_dies_are_recovered() {
     let latencies = death_under_load(Repairs::Copies);
     let requested = latencies.iter().filter(|latency| **latency > 75).count();
     assert!(requested < 30, "copied after the first request: {latencies:?}");
@@ -325,17 +325,17 @@ fn messages_beside_bulk_traffic_of_a_path_that_dies_are_recovered() {
 }
 
 #[test]
-fn duplicates_beside_bulk_traffic_of_a_path_that_dies_are_in_time() {
+fn duplicates_during_bulk_traffic_on_a_path_that_dies_are_in_time() {
     let latencies = death_under_load(Repairs::Duplicate);
     let latest = *latencies.iter().max().unwrap();
-    assert!(latest <= 75, "beyond the delay and a quarter of a round trip: {latencies:?}");
+    assert!(latest <= 75, "more than the delay and a quarter of a round trip: {latencies:?}");
 }
 
 #[test]
-fn a_session_needs_no_particular_path() {
+fn a_session_survives_the_loss_of_its_own_path() {
     let mut world = Paths::new([20, 20], RepairPath::Auto, Repairs::Window);
     world.loss[1] = 1.0;
-    // Keys are replaced after two minutes, and older ones expire after four.
+    // Keys are replaced after two minutes, and older keys expire after four.
     world.run(300_000, |_| None);
     let facts = &world.facts()[0];
     assert_eq!((facts.lanes, facts.lanes_down), (2, 0));
@@ -343,7 +343,7 @@ fn a_session_needs_no_particular_path() {
 }
 
 #[test]
-fn gateways_that_divide_lanes_otherwise_have_no_session() {
+fn gateways_that_divide_lanes_differently_have_no_session() {
     let mut world = Paths::new([20, 20], RepairPath::Auto, Repairs::Window);
     let limits = control::Limits { max_overhead: 0.3, max_rate: None };
     let config =

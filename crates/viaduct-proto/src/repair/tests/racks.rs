@@ -7,10 +7,10 @@ use super::*;
 use crate::rack::{self, DEAD_AFTER, Member};
 use crate::wire::ip::Header;
 
-/// Hosts at each site, two in each slice of its prefix.
+/// Number of hosts at each site, two in each slice of its prefix.
 const HOSTS: u32 = 32;
 
-/// Gateway: number of its site from 0, and number in its rack.
+/// Gateway: number of its site, from 0, and number of the member in its rack.
 type Place = (usize, usize);
 
 struct Racks {
@@ -39,7 +39,7 @@ fn plane(place: Place, weight: u8, now: Instant) -> Plane {
     Plane::new(local, configs(place, weight), now).unwrap()
 }
 
-/// Peers of a gateway that tells them this weight.
+/// Peers of a gateway that reports this weight to them.
 fn configs((site, _): Place, weight: u8) -> Vec<PeerConfig> {
     let peer = |member| {
         let limits = control::Limits { max_overhead: 0.3, max_rate: None };
@@ -56,7 +56,7 @@ fn configs((site, _): Place, weight: u8) -> Vec<PeerConfig> {
     vec![peer(0), peer(1)]
 }
 
-/// Member of `site` that owns the slice of `destination`, as the site's routers see it.
+/// Member of `site` that owns the slice of `destination` according to the site's routers.
 fn routed(site: usize, destination: std::net::IpAddr, is_gone: impl Fn(Place) -> bool) -> Place {
     let member = |member| Member {
         key: secret(number((site, member))).public(),
@@ -86,7 +86,7 @@ impl Racks {
         racks
     }
 
-    /// Sends a packet from a host of site A to one of site B, past the gateways at `from` and `to`.
+    /// Sends a packet from a host at site A to a host at site B, past the gateways `from` and `to`.
     fn send(&mut self, packet: &[u8], (from, to): (Place, Place), is_lost: bool) {
         let now = self.now;
         if let Some(plane) = self.planes.get_mut(&from) {
@@ -126,7 +126,7 @@ impl Racks {
             if sent.is_empty() {
                 return;
             }
-            // The order in a map is random.
+            // The order of a map's items is random.
             sent.sort();
             for (from, to, mut datagram) in sent {
                 if let Some(plane) = self.planes.get_mut(&place(to)) {
@@ -151,8 +151,8 @@ impl Racks {
         self.now = end;
     }
 
-    /// Sends `count` packets, one a millisecond, of which every twentieth is lost; `route` gives
-    /// the gateways of each. Returns those that never arrived.
+    /// Sends `count` packets, one a millisecond, of which one in twenty is lost at random; `route`
+    /// returns the gateways that a packet passes. Returns the packets that never arrived.
     fn stream(
         &mut self,
         count: u32,
@@ -179,7 +179,7 @@ impl Racks {
     }
 }
 
-/// Gateways that a packet passes while those for which `is_gone` is true are gone.
+/// Gateways that a packet passes while the gateways for which `is_gone` returns true are gone.
 fn owners(header: &Header, is_gone: impl Fn(Place) -> bool) -> (Place, Place) {
     let routed = |site| routed(site, header.destination, &is_gone);
     (routed(0), routed(1))
@@ -196,19 +196,19 @@ fn each_slice_is_protected_by_the_two_members_that_own_it() {
     assert!(lost.is_empty(), "{}", lost.len());
     let all: Vec<_> = racks.planes.values().flat_map(Plane::stats).collect();
     let pairs = all.iter().filter(|(_, stats)| stats.receiver.recovered > 0).count();
-    assert_eq!(pairs, 4, "each member sends to each other one");
-    assert!(racks.delivered.values().all(|times| *times == 1), "no repeats");
+    assert_eq!(pairs, 4, "each member of site A sends to each member of site B");
+    assert!(racks.delivered.values().all(|times| *times == 1), "no packet arrives twice");
 }
 
 #[test]
-fn the_slices_of_a_dead_member_have_another_owner_soon_and_no_others_move() {
+fn the_slices_of_a_dead_member_soon_have_another_owner_and_no_others_move() {
     for dead in [(0, 0), (1, 0)] {
         let mut racks = Racks::new();
         let watcher = (1 - dead.0, 0);
         let before = racks.slices(watcher);
         racks.planes.remove(&dead);
         let is_gone = |place| place == dead;
-        // The routers notice before the gateways do.
+        // The routers notice the death before the gateways do.
         let lost = racks.stream(50, |_, header| owners(header, is_gone));
         racks.run(DEAD_AFTER);
         let after = racks.slices(watcher);
@@ -217,7 +217,7 @@ fn the_slices_of_a_dead_member_have_another_owner_soon_and_no_others_move() {
         assert!(lost.len() < 2, "{}", lost.len());
         let lost = racks.stream(1_000, |_, header| owners(header, is_gone));
         assert!(lost.is_empty(), "{}", lost.len());
-        // A restart: its slices are back after a handshake.
+        // After a restart and a handshake, the member has its slices again.
         racks.planes.insert(dead, plane(dead, 1, racks.now));
         racks.run(Duration::from_millis(600));
         assert_eq!(racks.slices(watcher), before);
@@ -226,8 +226,8 @@ fn the_slices_of_a_dead_member_have_another_owner_soon_and_no_others_move() {
     }
 }
 
-/// Sends packets without losses, one each 4 ms; `is_moved` tells by the number of a packet whether
-/// routers have chosen the member after the owner at each of the two sites.
+/// Sends packets without losses, one every 4 ms. `is_moved` returns, by the number of a packet,
+/// whether the routers of each of the two sites choose the member that is not the owner.
 fn move_packets(racks: &mut Racks, count: u32, is_moved: impl Fn(u32) -> [bool; 2]) {
     for n in 0..count {
         let packet = racks.packet();
@@ -249,9 +249,10 @@ fn counted_as_lost(racks: &Racks) -> u64 {
 #[test]
 fn no_packet_counts_as_lost_because_routers_and_gateways_disagree() {
     type IsMoved = fn(u32) -> [bool; 2];
-    // All members live, and hear each other. Beside each choice of the routers: how often those of
-    // site B have chosen another member than site A knows. The first packet of each of the 16
-    // slices is then encoded for the wrong one, which recovers it in vain.
+    // All members are alive and receive each other's messages. Each choice of the routers comes
+    // with the number of times that the routers of site B change to a member unknown to site A. The
+    // first packet of each of the 16 slices is then encoded for the wrong member, which recovers
+    // the packet in vain.
     let moves: [(IsMoved, u64); 3] = [
         (|n| [n / 500 % 2 == 1, false], 0),
         (|n| [n >= 500, n >= 500], 1),
@@ -273,18 +274,18 @@ fn no_packet_counts_as_lost_because_routers_and_gateways_disagree() {
 }
 
 #[test]
-fn packets_that_go_astray_move_a_slice_only_for_a_moment() {
+fn stray_packets_move_a_slice_only_for_a_moment() {
     let mut racks = Racks::new();
-    // A few packets each five seconds.
+    // A few packets every five seconds are stray.
     move_packets(&mut racks, 5_000, |n| [n % 1_250 < 16, false]);
     assert!(counted_as_lost(&racks) < 4 * 125, "{}", counted_as_lost(&racks));
 }
 
 #[test]
-fn claims_outlast_a_change_of_the_config() {
+fn claims_survive_a_change_of_the_config() {
     let mut racks = Racks::new();
     move_packets(&mut racks, 500, |_| [true, true]);
-    // The first packet of each slice is encoded for a member that does not get it.
+    // The first packet of each slice is encoded for a member that does not receive it.
     let before = counted_as_lost(&racks);
     assert!(before <= 16, "{before}");
     let now = racks.now;
@@ -292,14 +293,14 @@ fn claims_outlast_a_change_of_the_config() {
         plane.change(configs(*place, 1), now).unwrap();
     }
     move_packets(&mut racks, 500, |_| [true, true]);
-    // A pause changes nothing either.
+    // A pause has no effect either.
     racks.run(Duration::from_secs(20));
     move_packets(&mut racks, 500, |_| [true, true]);
     assert_eq!(counted_as_lost(&racks), before);
 }
 
 #[test]
-fn a_drained_member_gets_no_slice_while_another_one_is_alive() {
+fn a_drained_member_owns_no_slice_while_another_member_is_alive() {
     let mut racks = Racks::new();
     let drained = (1, 0);
     let now = racks.now;
@@ -314,7 +315,7 @@ fn a_drained_member_gets_no_slice_while_another_one_is_alive() {
 }
 
 #[test]
-fn two_owners_of_a_slice_inject_no_other_packet_than_was_sent() {
+fn two_owners_of_a_slice_inject_only_packets_that_were_sent() {
     let mut racks = Racks::new();
     let mut sent = std::collections::HashSet::new();
     for _ in 0..2_000 {
@@ -334,11 +335,12 @@ fn two_owners_of_a_slice_inject_no_other_packet_than_was_sent() {
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Nothing,
-    /// Routers of a site send all packets to the members after the owners, or back to the owners.
+    /// Routers of a site send all packets to the members that are not the owners, or again to the
+    /// owners.
     Move(usize),
-    /// Routers of a site send the packets of every other slice elsewhere, or back.
+    /// The same for the packets of every other slice.
     MoveHalf(usize),
-    /// A gateway dies, unless another one is dead; or it is started again.
+    /// A gateway dies, or, if one is dead, that gateway is restarted.
     Kill(Place),
 }
 
@@ -356,7 +358,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_has_happened_all_is_protected_soon_after_it_has_ended(
+    fn soon_after_any_changes_all_packets_are_protected(
         changes in prop::collection::vec(change(), 0..16),
         lossy: bool,
         seed: u64,
@@ -400,7 +402,7 @@ proptest! {
                 sent.insert(packet);
             }
         }
-        // The last change is noticed.
+        // Time in which the gateways notice the last change.
         for _ in 0..1_500 {
             let packet = racks.packet();
             let header = Header::parse(&packet).unwrap();
@@ -408,9 +410,9 @@ proptest! {
             racks.run(Duration::from_millis(1));
             sent.insert(packet);
         }
-        // 50 of the next are lost. If two gateways disagreed about one of the 16 slices, its
-        // packets would count as lost, too. A few may be missing: right after many changes of the
-        // load, losses by chance may be taken for congestion.
+        // About 50 of the next packets are lost. If two gateways disagreed about one of the 16
+        // slices, its packets would also count as lost. A few packets may be missing: shortly after
+        // many changes of the load, random losses may be attributed to congestion.
         let before = counted_as_lost(&racks);
         let missing = racks.stream(1_000, |_, header| route(header, moved, dead));
         prop_assert!(missing.len() <= 5, "{} of 1,000 are missing", missing.len());
@@ -418,6 +420,6 @@ proptest! {
         prop_assert!((25..80).contains(&counted), "{counted} of 1,000 count as lost");
         let of_others = |packet: &&Vec<u8>| !sent.contains(*packet);
         let others = racks.delivered.keys().filter(of_others).count();
-        prop_assert_eq!(others, 1_000 - missing.len(), "a packet that was not sent is injected");
+        prop_assert_eq!(others, 1_000 - missing.len(), "a packet that was not sent was injected");
     }
 }

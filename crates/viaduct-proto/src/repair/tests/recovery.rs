@@ -1,4 +1,4 @@
-//! Lost packets are recovered, once, and within bounds.
+//! Recovery of lost packets, each of them once, with bounded memory.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn bursts_are_recovered_and_measured() {
     let missing = world.stream(3_000, |_, i| (300..320).contains(&(i % 600)), 0.0);
     let link = world.b_stats().receiver.link;
     assert_eq!((missing, link.lost, link.bursts[5]), (0, 100, 5));
-    assert_eq!(world.a_stats().reported, link, "the sender is told");
+    assert_eq!(world.a_stats().reported, link, "the receiver reports to the sender");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_tail_of_a_transfer_is_protected_by_the_idle_timer() {
 }
 
 #[test]
-fn packets_that_come_a_little_late_are_delivered_once() {
+fn packets_that_arrive_slightly_late_are_delivered_once() {
     let one_layer = Parameters { r: 8, interleaves: vec![1], delay_xors: false };
     let mut world = World::new(&Code::Layered(one_layer));
     let packets: Vec<_> = (0..64).map(|_| world.packet()).collect();
@@ -83,20 +83,21 @@ fn packets_that_come_a_little_late_are_delivered_once() {
         world.exchange(&mut |_, _| false);
     }
     world.run(Duration::from_millis(50), |_, _| false);
-    // Once the first of them has arrived, the other is recovered; it then arrives by itself.
+    // Once the first of the two has arrived, the other is recovered; its original then arrives,
+    // too.
     assert!(packets.iter().all(|packet| world.delivered[packet] == 1));
     let stats = world.b_stats().receiver;
     assert_eq!((stats.late, stats.recovered, stats.link.lost), (2, 0, 0));
 }
 
 #[test]
-fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
+fn packets_missed_by_the_tap_do_not_count_as_lost() {
     let mut world = World::new(&layered());
     world.stream(100, |_, _| false, 0.0);
     for i in 0..200 {
         let packet = world.packet();
         world.a.handle_outgoing(world.now, world.now, &mut packet.clone());
-        // The hosts got the packet; the gateway's tap did not.
+        // The hosts received the packet, but the gateway's tap missed it.
         if !(50..80).contains(&i) {
             world.b.handle_incoming(world.now, world.now, &mut packet.clone());
         } else {

@@ -1,4 +1,4 @@
-//! Paths that alter packets, and the state that a gateway reports for them.
+//! Paths that alter packets, and the state that a gateway reports for such paths.
 
 use super::*;
 use crate::health::State;
@@ -61,8 +61,9 @@ fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
     );
 }
 
-/// State of A's site at B after some seconds in which `path` alters each packet.
-fn state_behind(path: impl Fn(&mut Vec<u8>) -> bool) -> State {
+/// State of peer A at gateway B after some seconds in which `path` alters each packet, and returns
+/// whether it arrives.
+fn state_with_path(path: impl Fn(&mut Vec<u8>) -> bool) -> State {
     let mut world = World::new(&layered());
     let mut health = health::Health::default();
     let mut state = State::Up;
@@ -86,20 +87,20 @@ fn state_behind(path: impl Fn(&mut Vec<u8>) -> bool) -> State {
 }
 
 #[test]
-fn the_state_says_what_a_path_does_to_all_packets() {
-    assert_eq!(state_behind(|_| true), State::Up);
-    let nat = state_behind(|packet| {
+fn the_state_explains_how_a_path_alters_or_drops_all_packets() {
+    assert_eq!(state_with_path(|_| true), State::Up);
+    let nat = state_with_path(|packet| {
         packet[12..16].copy_from_slice(&[192, 0, 2, 1]);
         ip::restore(packet, ip::MutableFields { ttl: 60, tos: 0 });
         true
     });
     let said = nat.to_string();
     assert!(said.contains("every packet") && said.contains("NAT"), "{said}");
-    let altered = state_behind(|packet| {
+    let altered = state_with_path(|packet| {
         packet[27] ^= 1;
         true
     });
     assert!(altered.reason().is_some_and(|why| why.contains("alter")), "{altered}");
-    let one_way = state_behind(|_| false);
+    let one_way = state_with_path(|_| false);
     assert!(one_way.reason().is_some_and(|why| why.contains("another route")), "{one_way}");
 }

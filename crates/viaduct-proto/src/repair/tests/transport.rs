@@ -1,4 +1,5 @@
-//! Selection of the transport: a gateway behind NAT, which alone can connect, and one that listens.
+//! Selection of the transport: between a gateway behind NAT, which alone can connect, and a gateway
+//! that listens.
 
 use super::*;
 
@@ -12,16 +13,16 @@ fn source(gateway: usize, transport: Transport) -> Endpoint {
     Endpoint { transport, address }
 }
 
-/// Two gateways, and what the network lets through.
+/// Two gateways, and the network between them.
 struct Network {
     now: Instant,
     planes: [Plane; 2],
-    /// True if datagrams of the gateway pass, by transport.
+    /// For each gateway and transport, true if the gateway's datagrams pass.
     passes: [[bool; 2]; 2],
-    /// Share of the gateway's long datagrams over UDP that a policer drops; short ones find room.
+    /// Share of each gateway's long datagrams over UDP that a policer drops; short datagrams pass.
     policed: [f64; 2],
     rng: Rng,
-    /// Datagrams of the gateway that arrived, by transport.
+    /// For each gateway and transport, number of the gateway's datagrams that arrived.
     arrived: [[usize; 2]; 2],
 }
 
@@ -45,7 +46,7 @@ impl Network {
             self.planes[from].clear_transmits();
             for (to, mut datagram) in sent {
                 let transport = to.transport;
-                assert_eq!(to, source(1 - from, transport), "to where it can be heard");
+                assert_eq!(to, source(1 - from, transport), "at its visible address");
                 let is_policed = transport == Transport::Udp && datagram.len() > 500;
                 let is_dropped = is_policed && self.rng.chance(self.policed[from]);
                 if self.passes[from][transport as usize] && !is_dropped {
@@ -69,8 +70,8 @@ impl Network {
         self.now = end;
     }
 
-    /// Sends a thousand packets a second of a host behind `from` for some seconds; the network
-    /// loses one in a hundred.
+    /// Sends a thousand packets a second from a host behind gateway `from` for some seconds; the
+    /// network drops one in a hundred.
     fn stream(&mut self, from: usize, seconds: u64) {
         for n in 0..seconds * 1_000 {
             let mut packet = vec![0; 1_000];
@@ -88,7 +89,7 @@ impl Network {
         }
     }
 
-    /// Transports of the two gateways, if datagrams of both have arrived lately.
+    /// Transports of the two gateways; `None` unless datagrams of both arrive over them.
     fn transports(&mut self) -> Option<[Transport; 2]> {
         self.arrived = [[0; 2]; 2];
         self.run(1_100);
@@ -102,7 +103,7 @@ const UDP: Option<[Transport; 2]> = Some([Transport::Udp; 2]);
 const FAKE_TCP: Option<[Transport; 2]> = Some([Transport::FakeTcp; 2]);
 
 #[test]
-fn udp_is_used_while_it_passes() {
+fn udp_is_used_while_it_works() {
     let mut network = Network::new([TransportChoice::Auto; 2]);
     network.run(100);
     assert!(network.planes.iter().all(|plane| plane.stats()[0].1.up));
@@ -113,13 +114,13 @@ fn udp_is_used_while_it_passes() {
 }
 
 #[test]
-fn fake_tcp_is_found_in_three_seconds_and_udp_when_it_is_back() {
+fn fake_tcp_is_selected_within_three_seconds_and_udp_when_it_works_again() {
     let mut network = Network::new([TransportChoice::Auto; 2]);
     for direction in [0, 1] {
         network.passes = [[true; 2]; 2];
         network.run(400_000);
         assert_eq!(network.transports(), UDP);
-        // Blocked in one direction alone; the last report may have just arrived.
+        // UDP is blocked in only one direction; the last report may have just arrived.
         network.passes[direction][0] = false;
         network.run(2_900);
         assert_eq!(network.transports(), FAKE_TCP, "direction {direction}");
@@ -165,12 +166,12 @@ fn a_changed_setting_takes_effect() {
 }
 
 #[test]
-fn a_throttled_udp_is_left_whichever_gateway_can_connect() {
+fn throttled_udp_is_abandoned_in_either_direction() {
     for from in [0, 1] {
         let mut network = Network::new([TransportChoice::Auto; 2]);
         network.run(1_000);
         network.stream(from, 30);
-        assert_eq!(network.transports(), UDP, "all passes");
+        assert_eq!(network.transports(), UDP, "without a policer");
         network.policed[from] = 0.6;
         network.stream(from, 25);
         assert_eq!(network.transports(), FAKE_TCP, "from {from}");
@@ -179,7 +180,11 @@ fn a_throttled_udp_is_left_whichever_gateway_can_connect() {
         });
         assert_eq!(causes, [Cause::Throttled; 2]);
         network.stream(from, 90);
-        assert_eq!(network.transports(), FAKE_TCP, "handshakes pass a throttle, and prove nothing");
+        assert_eq!(
+            network.transports(),
+            FAKE_TCP,
+            "that handshakes pass a throttle proves nothing"
+        );
         network.policed[from] = 0.0;
         network.run(60_000);
         assert_eq!(network.transports(), UDP, "from {from}");
@@ -189,7 +194,7 @@ fn a_throttled_udp_is_left_whichever_gateway_can_connect() {
 }
 
 #[test]
-fn losses_of_the_own_queue_are_no_throttle() {
+fn drops_by_the_own_queue_do_not_count_as_a_throttle() {
     let mut network = Network::new([TransportChoice::Auto; 2]);
     network.run(1_000);
     network.policed[0] = 0.6;

@@ -16,7 +16,7 @@ enum Item {
 struct Wan {
     now: Instant,
     planes: [Plane; 2],
-    /// Links from A to B, and back.
+    /// Links from A to B, and from B to A.
     links: [Link<Item>; 2],
     next: u32,
     /// Length of the packets that are sent, in bytes.
@@ -155,7 +155,7 @@ impl Wan {
 const BULK: f64 = 16_700.0;
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 
-/// Results of ten seconds of bulk traffic at this loss, which began some time before.
+/// Results of ten seconds of bulk traffic with this loss, which began eight seconds earlier.
 fn steady(loss: &str) -> Seen {
     let mut wan = Wan::new(CLEAN);
     wan.run(Duration::from_secs(2), BULK);
@@ -171,7 +171,7 @@ fn a_clean_link_costs_less_than_a_hundredth() {
 }
 
 #[test]
-fn single_losses_come_back_within_15_ms_at_little_cost() {
+fn single_losses_are_recovered_within_15_ms_at_little_cost() {
     let seen = steady("1%");
     assert!(seen.recovered > 0.999 && seen.quick > 0.985 && seen.bytes < 0.05, "{seen:?}");
     let seen = steady("5%");
@@ -179,7 +179,7 @@ fn single_losses_come_back_within_15_ms_at_little_cost() {
 }
 
 #[test]
-fn bursts_come_back_while_flows_can_wait() {
+fn bursts_are_recovered_while_flows_can_wait() {
     let seen = steady("1%x8");
     assert!(seen.recovered > 0.99 && seen.soon > 0.9 && seen.bytes < 0.13, "{seen:?}");
     let seen = steady("1%x30");
@@ -190,7 +190,7 @@ fn bursts_come_back_while_flows_can_wait() {
 fn a_full_queue_gets_no_repairs() {
     let mut wan = Wan::new(CLEAN);
     wan.run(Duration::from_secs(1), BULK);
-    // Rate a tenth above the link's.
+    // A rate that exceeds the link's by about a tenth.
     let pace = 22_900.0;
     wan.run(Duration::from_secs(2), pace);
     let before = wan.stats();
@@ -201,13 +201,13 @@ fn a_full_queue_gets_no_repairs() {
     let [before, after] = [&before, &after].map(|stats| stats[1].receiver);
     let congested = after.congested - before.congested;
     assert!(seen.bytes < 0.005, "{seen:?}");
-    // Half of the manifests are dropped, too.
+    // Half of the manifests are also dropped.
     assert!(congested as f64 > 0.3 * dropped as f64, "{congested} of {dropped}: {after:?}");
     assert_eq!(after.random, before.random, "{after:?}");
 }
 
 #[test]
-fn a_longer_path_is_taken_for_no_queue() {
+fn a_longer_path_is_not_taken_for_a_queue() {
     let mut wan = Wan::new(&format!("{CLEAN},loss=1%"));
     wan.run(Duration::from_secs(5), BULK);
     wan.links[0].set_config(wan.now, link("rate=200M,delay=80ms,queue=100ms,loss=1%"));
@@ -218,7 +218,7 @@ fn a_longer_path_is_taken_for_no_queue() {
     assert!(seen.recovered > 0.999 && seen.bytes < 0.06 && congested == 0, "{congested} {seen:?}");
 }
 
-/// Results of small packets at this loss and pace, over `seconds` seconds after a run-in of the
+/// Results of small packets at this loss and rate, over `seconds` seconds after a warm-up of the
 /// same length.
 fn small(loss: &str, settings: Settings, pace: f64, seconds: u64) -> Seen {
     let mut wan = Wan::of(&format!("{CLEAN},loss={loss}"), settings);
@@ -228,7 +228,7 @@ fn small(loss: &str, settings: Settings, pace: f64, seconds: u64) -> Seen {
 }
 
 #[test]
-fn what_is_sparse_comes_back_at_once() {
+fn sparse_packets_are_recovered_immediately() {
     let settings = || Settings::from(Limits { max_overhead: 0.3, max_rate: None });
     let lone = small("5%", settings(), 50.0, 100);
     assert!(lone.at_once > 0.9 && lone.bytes < 2.2, "{lone:?}");
@@ -238,7 +238,7 @@ fn what_is_sparse_comes_back_at_once() {
 }
 
 #[test]
-fn many_small_packets_cost_what_their_class_says() {
+fn the_class_of_small_packets_determines_their_cost() {
     let settings = |repairs| Settings {
         classes: vec![Class {
             name: "all".to_owned(),
@@ -258,7 +258,7 @@ fn many_small_packets_cost_what_their_class_says() {
 }
 
 #[test]
-fn a_rate_is_kept_to() {
+fn the_maximum_rate_is_respected() {
     let limits = Limits { max_overhead: 0.3, max_rate: Some(125_000.0) };
     let mut wan = Wan::of(&format!("{CLEAN},loss=5%"), limits.into());
     wan.run(Duration::from_secs(5), BULK);
