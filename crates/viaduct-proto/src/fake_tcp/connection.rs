@@ -62,7 +62,7 @@ enum State {
 
 impl Connection {
     /// Opens a connection with the initial sequence number `isn`; `first` is its first datagram.
-    /// The SYN is due at once.
+    /// The SYN is due immediately.
     pub(super) fn open(
         now: Instant,
         (local, remote): (SocketAddr, SocketAddr),

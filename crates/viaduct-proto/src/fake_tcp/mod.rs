@@ -14,11 +14,11 @@
 //! datagrams need none of these, just as over UDP.
 //!
 //! After the handshake, only segments with authentic datagrams have an effect. The accepting side
-//! creates a connection only once the gateways' session has authenticated a datagram from it.
-//! Resets and FINs are counted and ignored. The session outlives its connections: if a connection
-//! that this gateway has opened falls silent, the next datagram opens a replacement from another
-//! port. The old connection is used until the replacement's SYN is answered. SYNs are answered
-//! without state, at a limited rate.
+//! creates a connection only once the gateways' session has authenticated a datagram that arrived
+//! on it. Resets and FINs are counted and ignored. The session outlives its connections: if a
+//! connection that this gateway has opened falls silent, the next datagram opens a replacement from
+//! another port. The old connection is used until the replacement's SYN is answered. SYNs are
+//! answered without state, at a limited rate.
 //!
 //! [`FakeTcp`] has all connections of a gateway. `segment` defines the format of segments;
 //! `connection` tracks the sequence numbers of a connection.

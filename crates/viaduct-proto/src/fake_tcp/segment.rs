@@ -43,7 +43,7 @@ pub enum Kind {
     SynAck,
     /// Segment with an acknowledgement number, usually with datagrams.
     Data,
-    /// Reset or FIN, neither of which is ever sent.
+    /// Reset or FIN, which gateways never send.
     End,
 }
 

@@ -37,7 +37,7 @@ const MIN_KEPT: f64 = 4_096.0;
 const MAX_KEPT: f64 = 8_192.0;
 /// Number of repairs that are sent for the last packets before a pause, if losses come in bursts.
 const FLUSHES: usize = 3;
-/// Time after a request during which packets count as being lost.
+/// Time after a request during which the path counts as losing packets.
 const LOSING: Duration = Duration::from_millis(500);
 /// Time since the last request after which names may be delayed for longer.
 const QUIET_AFTER: Duration = Duration::from_secs(10);

@@ -10,8 +10,9 @@
 //!   each heartbeat ─▶ claims of all slices with packets since the last heartbeat
 //! ```
 //!
-//! Claims go to all members of the other site's rack, since the sender may be wrong about which of
-//! them needs the claim. A claim is valid for its lane. Body of the section: claims, each
+//! Claims go to all members of the other site's rack, because the sender may be wrong about which
+//! member needs the claim. A claim is valid for its lane. The body of the section is a list of
+//! claims, each with these fields (lengths in bytes):
 //!
 //! ```text
 //!   family 1 (4 or 6) | age 4 | packets 2 | address 4 or 16
@@ -71,8 +72,9 @@ pub(super) struct Claims {
     carried: HashMap<(u32, u8), Carried>,
     /// Time of the next heartbeat.
     due: Instant,
-    /// Time of the last message with new claims, and lanes whose new claims wait.
+    /// Time of the last message with new claims.
     last_fresh: Option<Instant>,
+    /// Lanes whose new claims wait.
     waiting: BTreeSet<u8>,
 }
 
@@ -81,8 +83,9 @@ pub(super) struct Claims {
 struct Carried {
     /// Destination of the last packet.
     address: IpAddr,
-    /// Time of the first packet, and of the last one.
+    /// Time of the first packet.
     since: Instant,
+    /// Time of the last packet.
     last: Instant,
     /// Number of packets since the last heartbeat.
     packets: u16,

@@ -1,4 +1,4 @@
-//! Claims of one slice by members of a rack, and the decision which member carries the slice.
+//! Claims of one slice by members of a rack, and the decision on which member carries the slice.
 //!
 //! ```text
 //!   routers choose o2     o1 ██████████                 o2 owns the slice from its first packet
@@ -14,8 +14,8 @@ use crate::time::{Duration, Instant};
 /// Age after which a claim is void. Until then, a slice without packets keeps its last owner: it is
 /// unlikely that the routers have changed their choice.
 const VALID: Duration = Duration::from_secs(60);
-/// Age up to which a claim is recent. Heartbeats are 200 to 250 ms apart; the rest is a reserve for
-/// different delays.
+/// Age up to which a claim is recent. Heartbeats are 200 to 250 ms apart; the rest allows for
+/// differing delays.
 const RECENT: Duration = HEARTBEAT.saturating_add(Duration::from_millis(100));
 
 /// Claim of a member.
@@ -97,7 +97,7 @@ mod tests {
     /// Periods in which a member has packets, each with its start and end in milliseconds.
     type Times<'a> = &'a [(u64, u64)];
 
-    /// Time of a member's first packet, counted from its last pause of more than half a second.
+    /// Time of a member's first packet after its last pause of more than half a second.
     fn since(times: Times<'_>, millis: u64) -> Option<u64> {
         let begun = times.iter().filter(|(from, _)| *from <= millis);
         let latest = begun.fold(None, |before: Option<(u64, u64)>, &(from, until)| match before {

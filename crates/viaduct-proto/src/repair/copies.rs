@@ -61,7 +61,7 @@ impl Copies {
         }
     }
 
-    /// Counts a sent packet of `len` bytes: copies may use the fraction `share` of as many bytes.
+    /// Counts a sent packet of `len` bytes, which permits copies of `share` times as many bytes.
     pub(super) fn count(&mut self, len: usize, share: f64) {
         self.tokens = (self.tokens + share * len as f64).min(MAX_TOKENS);
     }

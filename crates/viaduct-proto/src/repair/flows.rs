@@ -66,11 +66,11 @@ impl Rate {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Sends little.
+    /// Flow that sends little.
     Light,
-    /// Sends much. Slows down on losses, as far as known.
+    /// Flow that sends much and, as far as known, slows down on losses.
     Bulk,
-    /// Sends much, and does not slow down on losses.
+    /// Flow that sends much and does not slow down on losses.
     Insensitive,
 }
 

@@ -14,9 +14,10 @@ const INTERVAL: Duration = Duration::from_millis(1);
 const MAX_BURST: u32 = 64;
 /// Number of unanswered handshakes after which a peer is not expected to answer.
 const MAX_UNANSWERED: u32 = 2;
-/// Interval of handshakes with such peers: up to 8 of them get one handshake a second each. A peer
-/// that comes back begins a handshake itself, and a gateway with few peers retries every second. So
-/// a long wait is possible only between two hubs that have lost contact.
+/// Interval of handshakes with peers that are not expected to answer: up to 8 such peers get one
+/// handshake a second each. A peer that comes back begins a handshake itself, and a gateway with
+/// few peers retries every second. So a long wait is possible only between two hubs that have lost
+/// contact.
 const UNANSWERED_INTERVAL: Duration = Duration::from_millis(125);
 
 /// Next free slot for each kind of peer.

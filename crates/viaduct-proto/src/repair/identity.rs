@@ -1,10 +1,10 @@
 //! Packet identity: a keyed 64-bit hash over all bytes that routers leave unchanged.
 //!
 //! The paper names a packet by addresses, IP id, length and a checksum of its payload (4.6); a
-//! collision then garbles a recovery. Here the name is a keyed hash of the whole normalised packet,
-//! which also verifies a recovery: a packet that does not hash to the announced name is never
-//! injected. The hash key is derived only from the keys of the two sites: it outlives sessions and
-//! restarts, and third parties cannot produce collisions.
+//! collision then garbles a recovery. Here the name is a keyed hash of the complete normalised
+//! packet, which also verifies a recovery: a packet that does not hash to the announced name is
+//! never injected. The hash key is derived only from the keys of the two sites: it outlives
+//! sessions and restarts, and third parties cannot produce collisions.
 //!
 //! ```text
 //!   packet   ├──── 1024 bytes ────┼── the rest ──┤

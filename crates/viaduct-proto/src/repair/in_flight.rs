@@ -35,7 +35,7 @@ impl InFlight {
         self.pace < InFlight::MIN_PACE
     }
 
-    /// Number of repairs expected within `time` that cover the packets of the current moment.
+    /// Number of repairs expected within `time` that still cover the packets sent now.
     pub(super) fn within(&self, time: Duration) -> usize {
         let covered = f64::from(self.cover) / self.packets.max(1.0);
         (self.pace * time.as_secs_f64().min(covered)) as usize

@@ -48,13 +48,14 @@ impl LaneCount {
     /// Lanes between two gateways with two paths.
     pub(super) const OF_PATHS: LaneCount = LaneCount(2);
 
-    /// Creates the number; `None` unless `count` is a power of two, and at most [`MAX_LANES`].
+    /// Creates a number of lanes; `None` unless `count` is a power of two, and at most
+    /// [`MAX_LANES`].
     pub fn new(count: usize) -> Option<LaneCount> {
         let is_valid = count.is_power_of_two() && count <= MAX_LANES;
         u8::try_from(count).ok().filter(|_| is_valid).map(LaneCount)
     }
 
-    /// Returns the number.
+    /// Returns the number of lanes.
     pub fn get(self) -> usize {
         self.0.into()
     }

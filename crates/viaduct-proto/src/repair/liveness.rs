@@ -91,7 +91,7 @@ impl Probe {
 pub(super) struct Liveness {
     /// Time of the next probe.
     next: Instant,
-    /// Use of the path: true if this side uses it, and true if the peer does.
+    /// Use of the path, by this side and by the peer.
     is_busy: [bool; 2],
     /// Time since which probes have been frequent.
     hurries_since: Option<Instant>,

@@ -4,8 +4,8 @@
 //! treat the packet as unknown in each repair. A link that loses packets also loses datagrams with
 //! names. Each name is therefore repeated once: in the next datagram, combined with the name of a
 //! packet that left some time earlier. Either of the two names follows from the combination and the
-//! other name, so the loss of two datagrams with names does no harm, whether they are consecutive
-//! or apart.
+//! other name, so the loss of any two datagrams with names does no harm, whether or not they are
+//! consecutive.
 //!
 //! ```text
 //!   datagram   1      2          3          4          5

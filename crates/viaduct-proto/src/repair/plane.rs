@@ -47,8 +47,8 @@ const LANES_EVERY: Duration = Duration::from_secs(5);
 
 /// Entry point of the packet plane. See the drawing in [`super`].
 ///
-/// The cost of a packet or datagram does not depend on the number of peers: its peer is found by
-/// hash, and only lanes with an event are examined again.
+/// The cost of a packet or datagram does not depend on the number of peers: hash tables find its
+/// peer, and only lanes with an event are examined again.
 pub struct Plane {
     local: Local,
     /// Peers, in the order of the config.

@@ -5,7 +5,7 @@
 //!   packet ─▶ SiteTable: first member ─┬─ leaves ──▶ slice of the peer's site ─▶ owner
 //!                                      └─ arrives ─▶ slice of this site ───────▶ owner
 //!
-//!   look, every 50 ms: members heard from recently, and the weights that they report ─▶ owners
+//!   check, every 50 ms: members heard from recently, and the weights that they report ─▶ owners
 //!   claims of members, which see packets of the slice ─▶ contest ─▶ owner instead
 //! ```
 //!
@@ -33,9 +33,9 @@ use crate::time::{Duration, Instant};
 /// Kind of the section with the sender's weight in its rack, one byte.
 pub(super) const MEMBER: u8 = 9;
 
-/// Interval of looks at the members' state.
+/// Interval at which the members' state is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Maximum number of moved slices whose packets are handed over between two looks.
+/// Maximum number of moved slices whose packets are handed over between two checks of the members.
 const MAX_HANDOVERS: u32 = 128;
 
 /// Membership of the two gateways in racks of their sites.
@@ -96,7 +96,7 @@ pub(super) struct Racks {
 
 #[derive(Debug)]
 struct Rack {
-    /// Indices of the peers that are the members.
+    /// Indices of the peers that are members.
     peers: Range<usize>,
     members: Vec<Member>,
     is_alive: Vec<bool>,
@@ -108,7 +108,8 @@ struct Rack {
     is_rack: bool,
     /// Slices that this gateway carries to and from the rack's site; `None` if it is in no rack.
     claims: Option<Claims>,
-    /// Number of moved slices whose packets may still be handed over before the next look.
+    /// Number of moved slices whose packets may still be handed over before the next check of the
+    /// members.
     handovers: u32,
 }
 
@@ -180,7 +181,7 @@ impl Racks {
         claims.is_some_and(|claims| claims.carry(now, destination, lane(peer)))
     }
 
-    /// Returns whether the peer was alive at the last look, or is not a member of a rack.
+    /// Returns whether the peer was alive at the last check, or is not a member of a rack.
     pub(super) fn is_alive(&self, peer: usize) -> bool {
         self.rack(peer).is_none_or(|rack| rack.is_alive[peer - rack.peers.start])
     }
@@ -209,7 +210,7 @@ impl Racks {
 
     /// Records a claim that `peer` has sent on this lane. Returns the slice if it belongs to this
     /// site and the claim has made the peer the slice's owner, but at most [`MAX_HANDOVERS`] slices
-    /// between two looks.
+    /// between two checks of the members.
     pub(super) fn claim(
         &mut self,
         now: Instant,
@@ -264,12 +265,12 @@ impl Racks {
         Some(SliceCount { to: rack.to.count(member), from: rack.from.count(member) })
     }
 
-    /// Time of the next look at the members.
+    /// Time of the next check of the members.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Returns whether the members must be looked at.
+    /// Returns whether a check of the members is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.due.is_some_and(|due| due <= now)
     }

@@ -1,4 +1,4 @@
-//! Latest TCP timestamps seen by hosts, so that they accept recovered packets.
+//! Latest TCP timestamps seen by hosts, with which the hosts accept recovered packets.
 //!
 //! A packet that is lost and not recovered is retransmitted with a new timestamp. Once the
 //! retransmission has arrived, a TCP host refuses all packets with older timestamps

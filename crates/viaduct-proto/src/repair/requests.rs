@@ -3,8 +3,9 @@
 //! A packet is requested if it is still missing after the time for which flows can wait, or after a
 //! quarter of a round trip if that time is shorter, but never within the first 4 ms. Packets are
 //! requested earlier if more of them are missing than the expected repairs can recover. The peer
-//! answers with combinations of the requested packets, each of which can recover any one of them. A
-//! request is repeated about once a round trip until the packet has arrived or is too old.
+//! answers with combinations of the requested packets; each combination can recover any one of
+//! these packets. A request is repeated about once a round trip until the packet has arrived or is
+//! too old.
 
 use std::collections::BTreeMap;
 
@@ -36,9 +37,9 @@ pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
     /// Number of missing packets that were never requested.
     fresh: usize,
-    /// Lower bounds of two times: that of the oldest loss among the missing packets that were never
-    /// requested, and the oldest last request among the other missing packets. These bounds give
-    /// the next deadline without a search.
+    /// Lower bounds of two times: the oldest loss among the missing packets that were never
+    /// requested, and the oldest of the last requests of the other missing packets. These bounds
+    /// give the next deadline without a search.
     oldest: [Option<Instant>; 2],
     pub(super) asked: u64,
 }

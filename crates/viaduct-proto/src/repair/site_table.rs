@@ -16,7 +16,8 @@ use crate::wire::ip::Header;
 #[derive(Debug, Default)]
 pub(super) struct SiteTable {
     remote: PrefixTable<Entry>,
-    /// Prefixes of this site. Peers with the same prefixes share a list; usually, all peers do.
+    /// Prefixes of this site: one list for each different set in the peers' configs, which is
+    /// usually a single list.
     local: Vec<Vec<IpNet>>,
 }
 

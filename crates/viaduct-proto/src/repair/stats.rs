@@ -1,4 +1,4 @@
-//! Counters of the packet plane, copied by value. They all start at the start of the process.
+//! Counters of the packet plane since the start of the process, copied by value.
 
 use serde::{Deserialize, Serialize};
 
@@ -97,7 +97,7 @@ pub struct ReceiverStats {
     pub unrecoverable: u64,
     /// Packets whose names did not arrive in time: it is unknown whether they were lost.
     pub uncovered: u64,
-    /// Packets that were counted as missing but arrived late without a recovery.
+    /// Packets that were counted as missing but arrived after all.
     pub late: u64,
     /// Recoveries whose identity check failed; never injected.
     pub garbled: u64,

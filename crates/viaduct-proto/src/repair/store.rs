@@ -6,8 +6,8 @@
 //! in the form in which it is encoded. Byte-identical packets (duplicate ACKs, repeated datagrams)
 //! share a name, which finds the newest of them.
 //!
-//! Names are found by chains from newer to older packets, one for each bucket. A chain ends where
-//! its next packet has been evicted, so an eviction need not unlink packets.
+//! Names are found in chains from newer to older packets, one chain for each bucket. A chain ends
+//! where its next packet has been evicted, so an eviction need not unlink packets.
 //!
 //! ```text
 //!   buckets   [17] [ ] [12] [16]

@@ -1,5 +1,5 @@
-//! Terms by which two gateways compare their configs at the start of a session, so that configs
-//! that do not match are reported instead of silently protecting no packets.
+//! Terms by which two gateways compare their configs at the start of a session, so that a mismatch
+//! is reported instead of silently leaving packets unprotected.
 //!
 //! ```text
 //!  own digest 8 | peer's digest 8 | version len 1, text | code len 1, text

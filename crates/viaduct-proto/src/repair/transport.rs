@@ -92,7 +92,7 @@ pub enum Cause {
     Config,
     /// Handshakes over UDP were not answered.
     Unanswered,
-    /// UDP was answered, but much of it was dropped.
+    /// Handshakes over UDP were answered, but many datagrams over UDP were dropped.
     Throttled,
     /// A handshake over UDP was answered again.
     Answered,
@@ -131,7 +131,7 @@ pub(super) struct Selector {
     choice: TransportChoice,
     pub(super) current: Transport,
     pub(super) cause: Cause,
-    /// Handshakes since the last answer.
+    /// Number of handshakes since the last answer.
     unanswered: u32,
     /// True if UDP is throttled: the first handshakes then avoid it.
     avoids_udp: bool,
@@ -264,7 +264,7 @@ impl Selector {
         self.probe.map(|(at, _)| at)
     }
 
-    /// Returns the transports over which a probe, which is a handshake, is due now.
+    /// Returns the transports to be probed now with a handshake.
     pub(super) fn probe(&mut self, now: Instant) -> &'static [Transport] {
         let Some((_, interval)) = self.probe.filter(|(at, _)| *at <= now) else { return &[] };
         let longest = MAX_PROBE * (1 << self.failures);

@@ -16,8 +16,8 @@
 //! `last` are zero between gateways with a single lane.
 //!
 //! The hint identifies the initiator to the responder, so that the peer is found without trying the
-//! keys of all peers. Only these two can derive the hint, which differs between the directions. A
-//! sealed message consists of sections ([`super::section`]).
+//! keys of all peers. Only these two gateways can derive the hint, which differs between the
+//! directions. A sealed message consists of sections ([`super::section`]).
 
 use super::lanes::{LaneOffer, MAX_LANES};
 

@@ -41,7 +41,7 @@ const FEW: usize = 2;
 /// Arrivals without a number, and numbers without an arrival.
 #[derive(Debug, Default)]
 pub struct Aligner {
-    /// Arrivals from `next` on, none of them matched to a packet number yet.
+    /// Arrivals with numbers from `next` upwards, none of them matched to a packet number yet.
     ahead: VecDeque<Tag>,
     /// Number of the first arrival in `ahead`.
     next: Arrival,

@@ -12,8 +12,8 @@ const LAST_REPAIRS: usize = 4;
 const PACKETS_PER_REPAIR: u64 = 16;
 
 impl Auto {
-    /// Sends repairs of all packets that the peer may still miss: the next encoder does not have
-    /// them, so it cannot answer requests for them.
+    /// Sends repairs of all packets that the peer may still miss: the new process's encoder does
+    /// not have these packets, and cannot answer requests for them.
     pub(in crate::repair) fn finish(&mut self, now: Instant, fire: &mut Fire<'_>) {
         if !self.is_lossy() {
             return;

@@ -30,7 +30,8 @@ const HIGH: f64 = 0.8;
 /// drops.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
-/// Number of packets assumed at high values, and again at low values, in addition to those counted.
+/// Number of packets assumed at high values, and the same number at low values, in addition to the
+/// counted packets.
 const FEW: f64 = 10.0;
 /// Thresholds for the negative logarithm of the probability that random losses are distributed as
 /// observed. If more losses than expected have high values, a logarithm of [`CERTAIN`] or more

@@ -1,4 +1,4 @@
-//! Controller of the repair rate: sets it according to the losses on the link.
+//! Controller of the repair rate, which follows the losses on the link.
 //!
 //! The peer reports random losses, with the lengths of their bursts, and drops of a full queue.
 //! Random losses determine the rate of repairs: the lowest rate at which few bursts are repaired
@@ -107,7 +107,7 @@ pub struct Controller {
     bursts: Bursts,
     /// Bursts per packet, by length.
     rates: Rates,
-    /// Logarithm of the ratio of all bursts to the late ones that the target allows.
+    /// Logarithm of the ratio of all bursts to the late bursts that the target allows.
     rarity: f64,
     last: Option<(Instant, Report)>,
     recurrence: Recurrence,

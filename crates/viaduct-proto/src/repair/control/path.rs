@@ -32,10 +32,10 @@ pub struct Path {
 }
 
 impl Path {
-    /// Handles the names of packets from `first` on, sent at the times `sent`. `named` has the
-    /// result for each of them, and for some earlier packets; `arrived` returns the time of an
-    /// arrival. Calls `missing` for each missing packet, with true if the packet was lost by
-    /// congestion.
+    /// Handles the names of consecutive packets, the first of which has number `first`, sent at the
+    /// times `sent`. `named` has the result for each of these packets, and for some earlier
+    /// packets; `arrived` returns the time of an arrival. Calls `missing` for each missing packet,
+    /// with true if the packet was lost by congestion.
     pub fn named(
         &mut self,
         now: Instant,

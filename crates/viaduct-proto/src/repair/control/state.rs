@@ -25,7 +25,7 @@ pub struct Report {
 /// State of the path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Regime {
-    /// Too little is known so far: the fate of too few packets.
+    /// The fate of too few packets is known so far.
     #[default]
     Unknown,
     /// Fewer than three bursts of random losses in the last minute: no repairs.

@@ -4,9 +4,9 @@ use crate::time::{Duration, Instant};
 
 /// Bounds of the correction.
 const TRIM: [f64; 2] = [0.75, 1.5];
-/// Factors by which the correction is raised and lowered. It is raised if the rate of visible loss
-/// events over at least [`LOOK`] exceeds [`TOO_MANY`] times the target, and lowered after [`CALM`]
-/// without such events.
+/// Factors by which the correction is raised and lowered. The correction is raised if the rate of
+/// visible loss events over at least [`LOOK`] exceeds [`TOO_MANY`] times the target, and lowered
+/// after [`CALM`] without such events.
 const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
 const LOOK: Duration = Duration::from_secs(5);
 const TOO_MANY: f64 = 3.0;

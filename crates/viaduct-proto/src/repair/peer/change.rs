@@ -35,7 +35,7 @@ impl Peer {
         let has_news = config.rack.own_weight != self.config.rack.own_weight;
         self.reporting.change(now, &config.rack, has_news);
         self.config = config;
-        // The next report carries the new terms.
+        // The new terms follow the next report.
         self.reporting.restart();
         Ok(())
     }

@@ -42,8 +42,8 @@ pub struct PeerConfig {
     /// MTU of the path between the gateways.
     pub mtu: usize,
     /// Share of the gateway's memory, in bytes. All peers together hold at most the sum of their
-    /// shares. A peer may hold more than its share while other peers do not use theirs, and is
-    /// certain of its share while it has traffic.
+    /// shares. A peer may hold more than its share while other peers do not use theirs, and can
+    /// always use its share while it has traffic.
     pub memory: usize,
     /// Membership of the two gateways in racks.
     pub rack: RackConfig,
@@ -134,8 +134,7 @@ pub enum PeerError {
     Code(#[from] crate::fec::Error),
 }
 
-/// Plan of the sender for `config`, whose first packet gets the number `first`; `None` if the
-/// config has no encoder.
+/// Plan of a sender whose first packet gets the number `first`; `None` if `config` has no encoder.
 pub(super) fn plan(
     now: Instant,
     config: &PeerConfig,

@@ -92,8 +92,8 @@ impl Reporting {
         }
     }
 
-    /// Time of the next report: soon if `path` differs from the last report, or if the peer's
-    /// reports do not arrive.
+    /// Time of the next report: soon if `path` differs from the last report, or if the peer's next
+    /// report is late.
     pub(super) fn due(&self, path: &control::Report) -> Instant {
         let (at, told) = &self.told;
         let heard_at = self.stamp.map(|(_, heard_at)| heard_at);

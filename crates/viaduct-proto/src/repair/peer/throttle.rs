@@ -10,7 +10,8 @@
 use crate::repair::session::Tally;
 use crate::time::{Duration, Instant};
 
-/// Kind of the section that notifies the peer that its datagrams are throttled; without a body.
+/// Kind of the section that notifies the peer that its datagrams are throttled; the section has no
+/// body.
 pub(super) const THROTTLED: u8 = 8;
 
 /// Minimum duration of a measurement.

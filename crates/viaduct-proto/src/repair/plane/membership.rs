@@ -149,8 +149,8 @@ impl Plane {
         lanes
     }
 
-    /// Adds the counters of lanes that are no longer owned to those of their peers. The peer's last
-    /// report goes to the new lane with the same number, if there is one, because the peer
+    /// Adds the counters of lanes that are no longer owned to the totals of their peers. The peer's
+    /// last report goes to the new lane with the same number, if there is one, because the peer
     /// continues to report totals.
     fn keep_counters(&mut self, former: impl Iterator<Item = Peer>) {
         let heirs = self.peers.iter().enumerate().map(|(at, peer)| (peer.key_and_lane(), at));

@@ -29,8 +29,8 @@ impl Plane {
         }
     }
 
-    /// Records a packet to or from the site of `peer`. The slice of a first packet is claimed
-    /// immediately, before the packet's name is sent.
+    /// Records a packet to or from the site of `peer`. If it is the first packet of a slice, claims
+    /// the slice immediately, before the packet's name is sent.
     pub(super) fn carry(&mut self, now: Instant, peer: usize, header: &Header) {
         let (lanes, path) = (&self.lanes, self.paths.current);
         let lane = |peer| lanes.number(peer, header, path);

@@ -12,8 +12,8 @@ use crate::wire::ip::MutableFields;
 const MAX_ARRIVALS: usize = 8_192;
 /// Age at which an arrival is forgotten: its packet was named long before, or never will be.
 const MAX_AGE: Duration = Duration::from_secs(2);
-/// Age up to which an arrival may belong to a packet of another member of the peer's rack: that
-/// member may claim the packet's slice while the packet is in transit.
+/// Age up to which an arrival may be a packet that another member of the peer's rack carries: that
+/// member claims the packet's slice while the packet is in transit.
 const RECENT: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,8 @@ use crate::repair::ledger::{Ledger, Row, State};
 use crate::repair::store::Store;
 use crate::time::{Duration, Instant};
 
-/// Maximum count of numbers that the ledger covers: the packets of a second, at 65,536 a second.
+/// Maximum count of packet numbers that the ledger covers: those of one second at 65,536 packets a
+/// second.
 const MAX_NUMBERS: usize = 1 << 16;
 /// Largest distance, in numbers, of the arrived neighbour from which the due time of a packet
 /// is computed.

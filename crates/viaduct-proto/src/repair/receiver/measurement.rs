@@ -14,8 +14,8 @@ use crate::repair::shadow::{Fate, Outcome, TRIED};
 use crate::time::{Duration, Instant};
 
 /// Distance, in numbers, within which losses have a common cause. If a full queue dropped a packet
-/// within this distance of packets whose names were lost, those of the latter that are missing also
-/// count as dropped by this queue.
+/// within this distance of packets whose names were lost, the missing packets among these also
+/// count as dropped by the queue.
 const NEAR: u64 = 1_024;
 
 /// State of the path from the peer, and the trial of codes on this path.

@@ -150,7 +150,7 @@ impl Receiver {
     }
 
     /// Records that the peer's next packet has number `next`. A new receiver has not seen the
-    /// packets before it.
+    /// packets with lower numbers.
     pub(super) fn told(&mut self, next: Seq) {
         self.told = next;
         self.blindness.told(next);
@@ -291,7 +291,8 @@ impl Receiver {
         }
     }
 
-    /// Handles a repair, or a part of one. Its first number is truncated to the low 32 bits.
+    /// Handles a repair, or a part of one. The first number of the repair is truncated to its low
+    /// 32 bits.
     pub(super) fn handle_repair(&mut self, now: Instant, repair: Repair<'_>, part: Part) {
         let cover = Cover { first: self.number(repair.cover.first), ..repair.cover };
         let repair = Repair { cover, ..repair };

@@ -49,8 +49,8 @@ impl Repairs {
     }
 
     /// Returns the body of a repair that can be decoded now, joined from its two parts if it was
-    /// split. `None` if the other part has not arrived, or if the repair covers packets from `next`
-    /// on, which have no names yet; the repair then waits.
+    /// split. `None` if the other part has not arrived, or if the repair covers packet `next` or
+    /// later ones, which have no names yet; the repair then waits.
     pub(super) fn complete<'a>(
         &mut self,
         repair: Repair<'a>,

@@ -54,7 +54,8 @@ pub(super) fn parse(body: &[u8]) -> Option<Copies<'_>> {
     copies.packets().all(|packet| packet.is_some()).then_some(copies)
 }
 
-/// Appends copies of the normalised packets from `first` on, which left with `fields`.
+/// Appends copies of consecutive normalised packets, the first of which has number `first`. All of
+/// them left with `fields`.
 pub fn emit_copies<'a>(
     first: Seq,
     fields: MutableFields,

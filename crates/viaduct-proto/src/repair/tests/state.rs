@@ -62,7 +62,7 @@ fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
 }
 
 /// State of peer A at gateway B after some seconds in which `path` alters each packet, and returns
-/// whether it arrives.
+/// whether the packet arrives.
 fn state_with_path(path: impl Fn(&mut Vec<u8>) -> bool) -> State {
     let mut world = World::new(&layered());
     let mut health = health::Health::default();
