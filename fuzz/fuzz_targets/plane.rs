@@ -74,7 +74,7 @@ enum Parameters {
 }
 
 impl Parameters {
-    /// Returns the coding. Some are refused, and must then change nothing.
+    /// Returns the coding. A gateway may refuse it, and must then change nothing.
     fn coding(&self) -> Coding {
         Coding::Fixed(match *self {
             Parameters::Auto => {

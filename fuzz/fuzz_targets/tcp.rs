@@ -103,7 +103,10 @@ fuzz_target!(|input: Input| {
     let mut renewed = packet.clone();
     if tcp_timestamp::renew(&mut renewed, input.last) {
         is_changed(&packet, &renewed, 4);
-        assert!(!tcp_timestamp::renew(&mut renewed.clone(), input.last), "is the last now");
+        assert!(
+            !tcp_timestamp::renew(&mut renewed.clone(), input.last),
+            "a renewed timestamp is renewed again"
+        );
         assert_eq!(tcp_timestamp::echo(&renewed), tcp_timestamp::echo(&packet));
     } else {
         assert_eq!(renewed, packet);

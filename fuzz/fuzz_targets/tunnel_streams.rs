@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use viaduct_fuzz::Steps;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::tunnel::{Carrier, Event, Lane, StreamId, Settings, Tunnel};
+use viaduct_proto::tunnel::{Carrier, Event, Lane, Settings, StreamId, Tunnel};
 
 #[derive(Arbitrary, Debug)]
 struct Input {

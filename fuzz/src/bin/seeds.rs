@@ -251,8 +251,7 @@ fn hops() -> Vec<Vec<u8>> {
 /// Prefaces of clients, some with the password of the target's hop, that arrive in pieces.
 fn prefaces() -> Vec<Vec<u8>> {
     let socks = b"\x05\x02\x00\x02\x01\x04user\x04word\x05\x01\x00\x03\x0bexample.org\x01\xbb";
-    let connect =
-        b"CONNECT [::1]:80 HTTP/1.1\r\nProxy-Authorization: Basic dXNlcjp3b3Jk\r\n\r\n";
+    let connect = b"CONNECT [::1]:80 HTTP/1.1\r\nProxy-Authorization: Basic dXNlcjp3b3Jk\r\n\r\n";
     let of = |has_secret: bool, bytes: &[u8]| {
         let head = [1, 1, 1, has_secret.into(), 1, 3, 5, 1, 20, 0];
         [&head, bytes].concat()

@@ -38,7 +38,7 @@ pub(crate) fn build_go(program: &Path, source: &Path) -> bool {
 /// Returns a port of TCP and UDP that is not in use, a different one with each call. It is below
 /// the range of ephemeral ports, so that no connection and no bind to port 0 takes it before it is
 /// used. The first port depends on the process ID, so that test programs that run at the same time
-/// rarely choose the same one.
+/// rarely choose the same port.
 pub(crate) fn free_port() -> u16 {
     const RANGE: std::ops::Range<u16> = 10_000..32_000;
     static CALLS: AtomicU16 = AtomicU16::new(0);
@@ -146,7 +146,7 @@ pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
     }
 }
 
-/// Names of the programs that hold the other end of `stream`, a loopback connection of IPv4.
+/// Names of the programs that hold the other end of `stream`, a loopback connection over IPv4.
 pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
     let written = |port: u16| format!("0100007F:{port:04X}");
     let ends = [stream.peer_addr().unwrap(), stream.local_addr().unwrap()];
@@ -204,9 +204,9 @@ impl UnprivilegedUser {
         self.at("viaduct")
     }
 
-    /// Copies a file that the user may run. The copy is made by `cp`: if this process wrote it, a
-    /// child that another thread starts meanwhile could inherit the descriptor, and a file that is
-    /// open for writing cannot be run.
+    /// Copies a program so that the user may run it. `cp` makes the copy: if this process wrote the
+    /// file, a child that another thread starts meanwhile could inherit the descriptor, and a file
+    /// that is open for writing cannot be run.
     pub(crate) fn has(&self, file: &Path) -> PathBuf {
         let copy = self.at(file.file_name().unwrap().to_str().unwrap());
         assert!(Command::new("cp").arg(file).arg(&copy).status().unwrap().success());

@@ -1,4 +1,4 @@
-# Program for an upgrade: becomes `viaduct`, and leaves a relay between it and the old process.
+# Program for an upgrade: becomes `viaduct`, with a relay between `viaduct` and the old process.
 #
 #   old process ◀── s ──▶ relay ◀── ours, theirs ──▶ viaduct, a child of the old process
 #
@@ -17,7 +17,7 @@ if child:
     os.set_inheritable(theirs.fileno(), True)
     words = [word for word in sys.argv[1:] if not word.startswith('--takeover=')]
     os.execv(viaduct, [viaduct, *words, f'--takeover={theirs.fileno()}'])
-# The relay is not a child of viaduct, which would not reap it.
+# The relay is not a child of viaduct, because viaduct would not reap it.
 if os.fork():
     os._exit(0)
 theirs.close()

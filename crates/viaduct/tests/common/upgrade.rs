@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use viaduct_lab::binary::copy_program;
 use viaduct_lab::upgrade::upgrade;
 
-/// Message of an upgrade that fails.
+/// Runs an upgrade, which is expected to fail. Returns its error message.
 pub(crate) fn failure(run_dir: &Path, arguments: &[&str]) -> String {
     upgrade(run_dir, arguments).unwrap_err().to_string()
 }
@@ -33,8 +33,8 @@ pub(crate) fn program(run_dir: &Path, name: &str, steps: &str) -> PathBuf {
     path
 }
 
-/// Program for an upgrade: `viaduct`, with a relay of the messages between the two processes, which
-/// acts when a certain message arrives (`relay.py`).
+/// Program for an upgrade: `viaduct`, with a relay between the two processes that acts when a
+/// certain message arrives (`relay.py`).
 pub(crate) struct Relay {
     /// Path of the program.
     pub(crate) path: PathBuf,

@@ -53,28 +53,28 @@ impl Manager {
         [("NOTIFY_SOCKET", self.path.to_string_lossy().into()), ("WATCHDOG_USEC", interval)]
     }
 
-    /// Returns whether a message is `what`, within ten seconds: on a busy machine the loop may not
-    /// run for some intervals.
-    pub(crate) fn hears_in_time(&self, what: &str) -> bool {
-        within(Duration::from_secs(10), || self.hears(what))
+    /// Returns whether the message `what` arrives within ten seconds: on a busy machine the loop
+    /// may not run for some intervals.
+    pub(crate) fn receives_in_time(&self, what: &str) -> bool {
+        within(Duration::from_secs(10), || self.receives(what))
     }
 
     /// Asserts that the answers stop while `thread` hangs, and then begin again.
     pub(crate) fn check_hang(&self, thread: u32) {
         for _ in 0..3 {
-            assert!(self.hears_in_time("WATCHDOG=1"), "the loop runs");
+            assert!(self.receives_in_time("WATCHDOG=1"), "the loop runs");
         }
         let hang = Hang::of(thread);
-        // Waits until the loop's last turn is old.
+        // Waits until the loop's last iteration is too old.
         std::thread::sleep(INTERVAL);
         self.forget();
-        assert!(!self.hears("WATCHDOG=1"), "the loop hangs");
+        assert!(!self.receives("WATCHDOG=1"), "the loop hangs");
         hang.end();
-        assert!(self.hears_in_time("WATCHDOG=1"), "the loop runs again");
+        assert!(self.receives_in_time("WATCHDOG=1"), "the loop runs again");
     }
 
     /// Returns whether the next message is `what`; false if there is none within the interval.
-    fn hears(&self, what: &str) -> bool {
+    fn receives(&self, what: &str) -> bool {
         let mut text = [0; 100];
         self.socket.recv(&mut text).is_ok_and(|length| text[..length].starts_with(what.as_bytes()))
     }

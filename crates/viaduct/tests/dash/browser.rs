@@ -1,4 +1,4 @@
-//! The page in Chromium, beside real gateways.
+//! The page in Chromium, with real gateways.
 
 use std::fs;
 use std::thread;
@@ -116,7 +116,7 @@ fn opens_within_a_second(browser: &mut Browser, origin: &str) {
     assert!(facts.as_str().unwrap().contains("transportUDP: as configured"), "{facts}");
 }
 
-/// Latest value of a series, as the page writes it beside the plot.
+/// Latest value of a series, as the page shows it next to the plot.
 fn shown(browser: &mut Browser, series: &str) -> Option<f64> {
     let text = format!("document.querySelector('[data-series={series}]').textContent");
     browser.evaluate(&text).as_str()?.parse().ok()

@@ -18,7 +18,7 @@ use super::common::{free_port, until};
 use super::{Dash, VIADUCT, scratch, serve};
 
 #[test]
-#[ignore = "takes ten minutes: run by `make test` beside the others"]
+#[ignore = "takes ten minutes: run by `make test` concurrently with the others"]
 fn the_page_keeps_its_memory_for_ten_minutes() {
     const TIME: Duration = Duration::from_secs(600);
     const CLICK_INTERVAL: Duration = Duration::from_secs(15);
@@ -85,7 +85,8 @@ fn ping(world: &World) -> Process {
     world.a1().spawn(ping).unwrap()
 }
 
-/// Starts a file server, and a proxy before it that has a policy. Returns the proxy's port, too.
+/// Starts a file server, and a proxy in front of it that has a policy. Returns both, and the
+/// proxy's port.
 fn proxied(dir: &Path, run_dir: &Path) -> ([Process; 2], u16) {
     let (server, to) = serve(dir, run_dir);
     let port = free_port();
@@ -103,7 +104,7 @@ fn proxied(dir: &Path, run_dir: &Path) -> ([Process; 2], u16) {
     ([server, proxy], port)
 }
 
-/// Sends a request to the server behind the proxy.
+/// Sends a request to the server through the proxy.
 fn request(proxy: u16) {
     let mut stream = TcpStream::connect(("127.0.0.1", proxy)).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();

@@ -52,7 +52,7 @@ fn the_page_forbids_foreign_code_and_refuses_foreign_names_and_methods() {
 }
 
 #[test]
-fn slow_clients_are_closed_and_keep_no_viewer_away() {
+fn slow_clients_are_disconnected_and_do_not_exclude_viewers() {
     let dir = scratch("slow");
     let dash = Dash::start(&dir, "127.0.0.1", &[]);
     let begun = Instant::now();
@@ -66,14 +66,14 @@ fn slow_clients_are_closed_and_keep_no_viewer_away() {
     let viewers: Vec<_> = (0..16).map(|_| dash.watch()).collect();
     let refused = dash.get("/events").to_ascii_lowercase();
     assert!(refused.starts_with("http/1.1 503 ") && refused.contains("retry-after:"), "{refused}");
-    assert!(dash.get("/").starts_with("HTTP/1.1 200 "), "the page is there for all");
+    assert!(dash.get("/").starts_with("HTTP/1.1 200 "), "the page is served to all");
     for mut stream in slow {
         // The server may answer before it closes.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     let took = begun.elapsed();
     assert!((4..10).contains(&took.as_secs()), "slow clients were closed after {took:?}");
-    // The viewers are still served, and one that leaves makes room for another.
+    // The viewers are still served. When one disconnects, another is accepted.
     for (mut stream, _) in viewers {
         more(&mut stream);
     }
@@ -82,7 +82,7 @@ fn slow_clients_are_closed_and_keep_no_viewer_away() {
 }
 
 #[test]
-fn services_come_and_go_and_late_viewers_see_what_was() {
+fn services_appear_and_end_and_late_viewers_see_earlier_values() {
     let dir = scratch("services");
     let dash = Dash::start(&dir, "127.0.0.1", &[]);
     assert!(dash.watch().1.contains("no service runs in"));

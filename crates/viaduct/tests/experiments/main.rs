@@ -18,7 +18,7 @@ fn alone() -> RwLockWriteGuard<'static, ()> {
     MACHINE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn beside_others() -> RwLockReadGuard<'static, ()> {
+fn with_others() -> RwLockReadGuard<'static, ()> {
     MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -42,9 +42,9 @@ fn assert_holds(outcome: &Outcome, total: usize, chosen: usize, of: impl Fn(&str
     for check in &outcome.checks {
         assert!(!check.value.is_nan(), "{}: not measured\n{table}", check.name);
     }
-    let judged: Vec<_> = outcome.checks.iter().filter(|check| of(&check.name)).collect();
-    assert_eq!(judged.len(), chosen, "{table}");
-    for check in judged {
+    let selected: Vec<_> = outcome.checks.iter().filter(|check| of(&check.name)).collect();
+    assert_eq!(selected.len(), chosen, "{table}");
+    for check in selected {
         assert!(check.holds, "{}\n{table}", check.name);
     }
 }
@@ -176,14 +176,14 @@ fn upgrades_of_a_gateway_break_no_flow_and_leave_packets_protected() {
 
 #[test]
 fn a_trip_through_an_off_path_proxy_takes_the_time_of_the_papers_model() {
-    let _beside = beside_others();
+    let _others = with_others();
     let outcome = quick("miniproxy/off-path");
     assert_holds(&outcome, 13, 12, |name| name.ends_with("over the model's"));
 }
 
 #[test]
 fn chosen_hops_are_near_the_best_and_share_the_load() {
-    let _beside = beside_others();
+    let _others = with_others();
     let outcome = quick("scale/hops");
     // The times of real programs depend on the load of the processors.
     let is_real = |name: &str| name.starts_with("in namespaces");
@@ -209,7 +209,7 @@ fn tcp_of_1999_stalls_where_todays_does_not() {
 
 #[test]
 fn a_tunnel_makes_squids_faster_and_a_silent_link_delays_only_its_sessions() {
-    let _beside = beside_others();
+    let _others = with_others();
     let outcome = quick("lfn/mux");
     // A tunnel has no advantage over persistent connections of Squid, so on a busy machine either
     // may be faster. The slowest 1 % of a quick run is two documents.
@@ -219,7 +219,7 @@ fn a_tunnel_makes_squids_faster_and_a_silent_link_delays_only_its_sessions() {
 
 #[test]
 fn a_tunnel_saves_small_documents_a_round_trip_and_isolates_its_sessions() {
-    let _beside = beside_others();
+    let _others = with_others();
     let outcome = quick("lfn/delay");
     assert_holds(&outcome, 11, 11, |_| true);
 }

@@ -1,5 +1,5 @@
-//! The packet cache with a real NAK-based receiver: packets that the receiver itself dropped come
-//! back within a LAN round trip instead of a WAN round trip.
+//! The packet cache with a real NAK-based receiver: packets that the receiver itself dropped are
+//! sent again within a LAN round trip instead of a WAN round trip.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -68,7 +68,7 @@ impl Member {
 }
 
 #[test]
-fn boxes_find_each_other_by_etcd_and_their_configs_stand_when_it_is_gone_or_empty() {
+fn boxes_find_each_other_by_etcd_and_keep_their_configs_if_it_is_gone_or_empty() {
     let dir = std::env::temp_dir().join(format!("viaduct-fleet-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let mut etcd = Etcd::start(&dir);
@@ -90,8 +90,8 @@ fn boxes_find_each_other_by_etcd_and_their_configs_stand_when_it_is_gone_or_empt
     assert!(text.contains(&key), "{text}");
     assert!(members[0].log().contains("no gateway"), "{}", members[0].log());
 
-    // A gateway that starts later is told to reload, once. The process that stands for the gateway
-    // here ends by the signal.
+    // A gateway that starts later gets SIGHUP once. The signal ends the process that takes the
+    // gateway's place here.
     let mut gateway = Command::new("sleep").arg("60").spawn().unwrap();
     let socket = UnixListener::bind(members[0].dir.join("s1.sock")).unwrap();
     let status = format!("{{\"pid\":{}}}", gateway.id());
@@ -100,7 +100,7 @@ fn boxes_find_each_other_by_etcd_and_their_configs_stand_when_it_is_gone_or_empt
     until("the reload is logged", || members[0].log().contains("the gateway reloads"));
     drop(socket);
 
-    // Deleted entries are made again.
+    // Deleted entries are registered again.
     etcd.delete_all("viaduct/");
     let has_all = || etcd.count("viaduct/") == 3;
     assert!(!has_all());

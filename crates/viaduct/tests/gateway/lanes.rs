@@ -122,7 +122,7 @@ fn a_worker_that_panics_costs_its_lanes_a_handshake_and_the_others_nothing() {
 }
 
 #[test]
-fn the_lanes_of_all_workers_go_on_in_another_process() {
+fn the_lanes_of_all_workers_continue_in_another_process() {
     let _alone = alone();
     let (mut world, pairs) = lossy_world();
     let gateways = world.gateways().unwrap();

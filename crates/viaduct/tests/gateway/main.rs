@@ -62,7 +62,7 @@ fn pings_of_every_kind_get_through_a_lossy_link() {
     let plain = lost_pings(&world, false, 100);
     assert!(plain >= 5, "the link loses 6 % of round trips, but only {plain} of 300 were lost");
     world.protect(&GatewaySpec::default()).unwrap();
-    // Fragments are recovered from the repairs of the window, or on request.
+    // Fragments are recovered from the window's repairs, or on request.
     for (kind, v6, size) in [("IPv4", false, 100), ("IPv6", true, 100), ("in parts", false, 4000)] {
         let lost = lost_pings(&world, v6, size);
         assert!(lost <= 6, "{kind}: {lost}");
@@ -188,7 +188,7 @@ fn a_gateway_may_be_killed_at_any_time() {
             gateways.b.status().unwrap().peer().receiver.recovered > before
         });
     }
-    let report = transfer.join().unwrap().expect("the connection does not survive the kills");
+    let report = transfer.join().unwrap().expect("the connection has not survived the kills");
     assert!(report.received > 1e6, "{report:?}");
 }
 
@@ -232,8 +232,8 @@ fn observing_gateways_change_nothing_and_count_offloaded_segments() {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let mut world = World::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
     let nodes = [world.dumbbell.gateway_a().clone(), world.dumbbell.gateway_b().clone()];
-    // With these offloads, long packets of hosts reach the tap whole, and the last device segments
-    // them.
+    // With these offloads, long packets of hosts reach the tap unsegmented, and the last device
+    // segments them.
     nodes[0].run("ethtool", &["-K", "wan0", "tso", "on", "gso", "on"]).unwrap();
     world.a1().run("ethtool", &["-K", "eth0", "tso", "on"]).unwrap();
     let before = nodes.each_ref().map(system);
@@ -253,7 +253,8 @@ fn observing_gateways_change_nothing_and_count_offloaded_segments() {
     // Each packet has the same name at both ends, because both gateways segment in the same way.
     assert_eq!((receiver.link.lost, receiver.late), (0, 0), "{receiver:?}");
     assert!(receiver.link.covered as f64 > 0.95 * least, "{least}: {receiver:?}");
-    // Repairs require changes to the system, which a reload makes and the gateway's end reverts.
+    // Repairs require changes to the system. A reload makes these changes, and the gateway reverts
+    // them when it exits.
     let text = std::fs::read_to_string(gateways.a.config()).unwrap();
     std::fs::write(gateways.a.config(), text.replace("\"observe\"", "\"auto\"")).unwrap();
     gateways.a.signal(Signal::HUP).unwrap();
@@ -267,7 +268,7 @@ fn observing_gateways_change_nothing_and_count_offloaded_segments() {
 }
 
 #[test]
-fn a_reload_takes_effect_whole_or_not_at_all() {
+fn a_reload_takes_effect_completely_or_not_at_all() {
     let mut world = world((1200, 1500), "rate=100M,delay=5ms,loss=3%");
     world.protect(&GatewaySpec::default().host_mtu(1200)).unwrap();
     assert!(lost_pings(&world, false, 100) <= 6);
@@ -405,7 +406,7 @@ fn the_route_mtu_follows_the_wan_mtu() {
     node.run("sh", &["-c", &format!("ip route replace {}", before.trim())]).unwrap();
     eventually(gateway, "a flap", || routes().contains("mtu lock"));
     // If an operator replaces the route, the MTU of the new one is lowered. The source address
-    // tells the new route from the old one.
+    // distinguishes the new route from the old one.
     let new = ["via", "192.0.2.2", "dev", "wan0", "src", "192.0.2.1"];
     node.run("ip", &[&["route", "replace", route][..], &new].concat()).unwrap();
     let is_lowered = || routes().contains("src 192.0.2.1") && routes().contains("mtu lock");
@@ -413,7 +414,7 @@ fn the_route_mtu_follows_the_wan_mtu() {
 }
 
 #[test]
-fn an_mtu_without_room_for_repairs_is_reported_until_it_has() {
+fn an_mtu_too_small_for_repairs_is_reported_until_it_is_raised() {
     let mut world = world((1500, 1500), "rate=100M,delay=1ms");
     let node = world.dumbbell.gateway_a().clone();
     let six = "fd00:2::/48";

@@ -33,7 +33,7 @@ fn set(emulator: &Emulator, link: &str) {
     }
 }
 
-/// Sends messages from A1 to B1, 100 a second; meanwhile calls `after` when a second has passed.
+/// Sends messages from A1 to B1, 100 a second, and calls `after` when one second has passed.
 fn messages_and(world: &World, seconds: u64, after: impl FnOnce()) -> Vec<Message> {
     let (a1, b1) = (world.a1().clone(), world.b1().clone());
     let sent = thread::spawn(move || stream(seconds).run(&a1, &b1).unwrap());
@@ -63,7 +63,7 @@ fn paths(world: &World) -> Vec<PathStatus> {
 }
 
 #[test]
-fn a_path_that_dies_is_left_and_its_messages_go_on() {
+fn messages_continue_on_the_other_path_when_a_path_dies() {
     let (world, _second) = two_wans(GatewaySpec::default());
     let first = world.emulator().unwrap();
     // The losses of each path are measured separately, and repairs take the other path.
@@ -141,13 +141,14 @@ fn classes_take_their_wan_and_duplicates_the_other() {
 }
 
 #[test]
-fn both_paths_go_on_in_another_process() {
+fn both_paths_continue_in_another_process() {
     let (world, second) = two_wans(GatewaySpec::default());
     let node = world.dumbbell.gateway_a();
     let rules = || node.run("nft", &["list", "ruleset"]).unwrap();
     let (gateways, before) = (world.running().unwrap(), rules());
     let handshakes = || gateways.b.status().unwrap().peer().session.handshakes;
-    // At the start handshakes of both sides cross; an unanswered one is repeated after a second.
+    // At the start the handshakes of both sides cross; an unanswered handshake is repeated after a
+    // second.
     let last = Cell::new(0);
     eventually(&gateways.a, "no handshake in progress", || {
         thread::sleep(Duration::from_millis(2_200));
@@ -169,7 +170,7 @@ fn both_paths_go_on_in_another_process() {
 }
 
 #[test]
-fn a_path_that_is_down_stays_left_in_another_process_until_it_is_up() {
+fn a_path_that_is_down_stays_unused_in_another_process_until_it_is_up() {
     let (world, second) = two_wans(GatewaySpec::default());
     let node = world.dumbbell.gateway_a();
     let rules = || node.run("nft", &["list", "ruleset"]).unwrap();

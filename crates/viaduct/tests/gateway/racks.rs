@@ -1,5 +1,5 @@
-//! Two sites with racks of two gateways. The test plays the routing daemons: it copies the routes
-//! that the gateways announce to the routers.
+//! Two sites with racks of two gateways. The test takes the place of the routing daemons: it copies
+//! the routes that the gateways announce to the routers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
@@ -82,7 +82,7 @@ fn racks() -> (Racks, RackGateways) {
     (world, gateways)
 }
 
-/// Streams for a while; returns the share of datagrams that are missing.
+/// Sends a stream for two seconds. Returns the share of datagrams that are missing.
 fn loss(world: &Racks) -> f64 {
     let stream = SliceStream::start(world, 0, RATE).unwrap();
     thread::sleep(Duration::from_secs(2));
@@ -119,12 +119,14 @@ fn a_member_that_is_killed_loses_its_slices_to_the_other_and_gets_them_back() {
     let killed_at = Instant::now();
     gateways.sites[0][0].kill().unwrap();
     let member = &world.sites[0].members[0];
-    eventually(&gateways.sites[0][1], "no routes of the dead", || announced(member).is_empty());
+    eventually(&gateways.sites[0][1], "no routes of the killed member", || {
+        announced(member).is_empty()
+    });
     let after = owners(&world, 0);
     assert!(before.iter().all(|(slice, owner)| *owner == 0 || after[slice] == *owner));
     assert!(after.values().all(|owner| *owner == 1));
     route(&world);
-    // The other member claims each slice with the first packet that it gets of the slice.
+    // The other member claims each slice with the first packet of the slice that it receives.
     let until = Instant::now() + Duration::from_millis(100);
     thread::sleep(DEAD_AFTER + Duration::from_secs(1));
     let sent = stream.finish().unwrap();

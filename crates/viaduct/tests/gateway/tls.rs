@@ -1,5 +1,5 @@
-//! Gateways in split mode with a middlebox between them that lets TCP to port 443 pass if it begins
-//! with a TLS ClientHello, and nothing else.
+//! Gateways in split mode, with a middlebox between them that passes only TCP connections to port
+//! 443 that begin with a TLS ClientHello.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use viaduct_lab::topology::{Journal, Middlebox, Node, Wan};
 use super::common::{random, there_and_back, within};
 use super::split::split;
 
-/// The first data of a connection is judged, whichever packet has it.
+/// Classifies each connection by its first payload bytes, in whichever packet they arrive.
 const RULES: &str = "
     table inet fw {
         counter refused {}
@@ -92,8 +92,8 @@ fn opened(world: &World) -> [u64; 2] {
     })
 }
 
-/// Waits until both gateways report the state `state` and one of `transports`; returns whether
-/// they do.
+/// Waits until both gateways report the state `state` and one of `transports`. Returns whether they
+/// do so in time.
 fn are(world: &World, state: &str, transports: &[&str]) -> bool {
     within(Duration::from_secs(20), || {
         world.both().iter().all(|gateway| {
@@ -133,7 +133,7 @@ fn where_only_tls_passes_split_connections_go_through_a_tunnel_until_udp_is_back
 }
 
 #[test]
-fn a_gateway_with_transport_tls_sends_no_datagrams_and_says_so() {
+fn a_gateway_with_transport_tls_sends_no_datagrams_and_reports_this() {
     let mut world = World::new([
         "transport = \"tls\"\nserver_name = \"www.example.com\"\n",
         "transport = \"tls\"\n",
@@ -149,7 +149,7 @@ fn a_gateway_with_transport_tls_sends_no_datagrams_and_says_so() {
     world.gateways.a.start().unwrap();
     assert!(are(&world, "up", &["tls"]), "{}", logs(&world));
     exchange(&world.middlebox.a1, &world.middlebox.b1, THERE);
-    // The other gateway dials no tunnel, and uses the tunnel of the first one.
+    // The other gateway dials no tunnel, and uses the tunnel of the first gateway.
     exchange(&world.middlebox.b1, &world.middlebox.a1, BACK);
     assert_eq!(opened(&world), [1, 1]);
     assert_eq!((world.count("datagrams"), world.count("refused")), (0, 0));
@@ -169,7 +169,7 @@ fn a_gateway_with_transport_tls_sends_no_datagrams_and_says_so() {
     world.middlebox.renumber().unwrap();
     assert!(!loads(), "the old tunnel still works");
     assert!(within(Duration::from_secs(90), loads), "{}", logs(&world));
-    // The tunnel's far end vanishes: the state has the reason.
+    // After the tunnel's far end has gone, the status reports the reason.
     world.gateways.b.stop().unwrap();
     let is_down = || {
         let status = world.gateways.a.status().unwrap();

@@ -54,8 +54,8 @@ impl Compared {
         arrived
     }
 
-    /// Opens a connection from A1 to B1, and sends a datagram of each length. Returns those of
-    /// their packets that arrive at A1 and at B1: SYN, SYN-ACK and datagrams.
+    /// Opens a connection from A1 to B1, and sends a datagram of each length. Returns the SYN,
+    /// SYN-ACK and datagrams that arrive at A1 and at B1.
     fn arriving(&self) -> [BTreeSet<Vec<u8>>; 2] {
         let config = RingConfig { max_packet: 1500, bytes: 8 << 20 };
         let open = || Ring::open("eth0", config).unwrap();

@@ -25,9 +25,8 @@ const UPGRADES: usize = 5;
 /// Interval of the packets of each stream.
 const INTERVAL: Duration = Duration::from_millis(2);
 const PORT: u16 = 5_000;
-/// Time before and after an upgrade within which losses may be due to the upgrade: packets lost
-/// shortly before it are not recovered by the old process any more, and for a while no repairs are
-/// sent.
+/// Time before and after an upgrade within which losses may be due to the upgrade: the old process
+/// no longer recovers packets that were lost shortly before, and for a while no repairs are sent.
 const NEAR: Duration = Duration::from_millis(250);
 
 /// Stream of numbered datagrams in one direction.
@@ -137,8 +136,8 @@ fn packets_stay_protected_and_none_is_altered_while_a_gateway_is_upgraded() {
     assert!(!system(&node).contains("vd-sitea"), "the last process removes the TUN");
 }
 
-/// Checks the number of lost packets: near upgrades at most as many as there were upgrades, and at
-/// most three others.
+/// Checks the number of lost packets: near the upgrades at most one for each upgrade, and at most
+/// three others.
 fn check_losses(streams: &[Stream; 2], upgrades: &[Instant]) {
     for stream in streams {
         let (sent, lost) = (stream.sent.len(), stream.lost());
@@ -149,7 +148,7 @@ fn check_losses(streams: &[Stream; 2], upgrades: &[Instant]) {
         let twice = stream.arrived.values().filter(|times| **times > 1).count();
         println!("{sent} sent, {} lost ({near} near an upgrade), {twice} twice", lost.len());
         assert!(sent > 3_000, "only {sent}");
-        // One in a hundred is lost on the link.
+        // The link loses one packet in a hundred.
         assert!(lost.len() - near <= 3 && near <= UPGRADES, "{} lost", lost.len());
         assert!(twice <= sent / 500, "{twice} of {sent} have arrived twice");
     }
@@ -182,7 +181,8 @@ fn a_new_process_that_fails_leaves_the_old_one_at_work() {
     let pid = gateways.a.pid().unwrap().as_raw_nonzero().get();
     assert_eq!(gateways.a.status().unwrap().pid, pid.cast_unsigned());
     assert_eq!(system(&node), before);
-    // A new process is killed after its start, and the old one enters itself in the journal again.
+    // A new process is killed after its start; the old process then enters itself in the journal
+    // again.
     let gateway = gateways.a.pid().unwrap();
     let upgrading = thread::spawn(move || upgrade(&run_dir, &["--name", "site-a"]));
     let child = || child_of(gateway.as_raw_nonzero().get());
@@ -231,7 +231,8 @@ fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
 fn sighup_upgrades_to_a_replaced_program_if_the_manager_follows_the_new_process() {
     let mut world = world((1500, 1500), "rate=100M,delay=1ms");
     let gateways = world.protect(&GatewaySpec::default()).unwrap();
-    // The gateway of site A has a service manager that follows, and that of site B has none.
+    // Gateway A has a service manager that follows the new process. Gateway B has no service
+    // manager.
     gateways.a.stop().unwrap();
     gateways.a.set_variable("NOTIFY_SOCKET", "@viaduct-upgrade-test");
     gateways.a.start().unwrap();
@@ -272,7 +273,7 @@ fn sighup_upgrades_to_a_replaced_program_if_the_manager_follows_the_new_process(
 }
 
 #[test]
-fn a_gateway_with_tunnels_over_tls_says_that_it_cannot_be_upgraded() {
+fn a_gateway_with_tunnels_over_tls_reports_that_it_cannot_be_upgraded() {
     let mut world: World = world((1500, 1500), "rate=100M,delay=1ms");
     let site = "tls_listen = \"0.0.0.0:443\"\n".to_owned();
     let spec = GatewaySpec { site, ..GatewaySpec::default() }.split();

@@ -17,7 +17,7 @@ const LINES: usize = 2;
 
 /// Observations of a run of the program.
 struct Seen {
-    /// System calls of the program from its connect on, in order.
+    /// System calls of the program in order, beginning with its connect.
     calls: Vec<String>,
     /// Programs that hold the near end of the connection to the far end.
     holders: Vec<String>,

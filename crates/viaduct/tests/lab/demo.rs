@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use viaduct_lab::binary::copy_program;
 
 use super::common::free_port;
-use super::{alone, beside_others};
+use super::{alone, with_others};
 
 /// Builds the command of the demo, with its report in a new directory of this test.
 fn demo(test: &str, args: &[&str]) -> (Command, PathBuf) {
@@ -38,7 +38,10 @@ fn the_demo_shows_the_gain_of_four_programs() {
     let output = command.arg("--json").arg(&json).output().unwrap();
     let said = said(&output);
     assert!(output.status.success(), "{said}");
-    assert!(started.elapsed() < Duration::from_secs(180), "twice what it promises: {said}");
+    assert!(
+        started.elapsed() < Duration::from_secs(180),
+        "more than twice the announced time: {said}"
+    );
     for program in ["iperf3 (TCP cubic)", "iperf3 (TCP bbr)", "curl, 1 MB", "50 messages/s"] {
         let row = said.lines().find(|line| line.trim_start().starts_with(program)).unwrap();
         assert!(row.contains("x ") && !row.contains("failed"), "{said}");
@@ -59,7 +62,7 @@ fn the_demo_shows_the_gain_of_four_programs() {
     let page = fs::read_to_string(path.split("  (").next().unwrap()).unwrap();
     assert!(page.contains("<svg") && page.contains("<code>viaduct demo --quick</code>"));
     let fetches = ["src=", "href=\"http", "@import", "url("];
-    assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must stand alone");
+    assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must be self-contained");
 }
 
 /// Sends SIGINT when `step` has begun and `check` has returned. Returns the output of the demo.
@@ -81,7 +84,7 @@ fn interrupted(mut demo: Child, step: &str, check: impl FnOnce()) -> Output {
 
 #[test]
 fn ctrl_c_ends_the_demo_and_keeps_its_results() {
-    let _beside = beside_others();
+    let _others = with_others();
     let (mut command, dir) = demo("demo-ctrl-c", &["--quick"]);
     let step = "[1/18] plain kernel: iperf3 (TCP cubic)";
     let output = interrupted(command.spawn().unwrap(), step, || {});
@@ -109,7 +112,7 @@ fn fetched(port: u16, path: &str, last: &str) -> String {
 
 #[test]
 fn watch_shows_live_plots_while_the_demo_runs() {
-    let _beside = beside_others();
+    let _others = with_others();
     let port = free_port();
     let watch = format!("--watch=127.0.0.1:{port}");
     let (mut command, _) = demo("demo-watch", &["--quick", &watch]);
@@ -132,7 +135,7 @@ fn watch_shows_live_plots_while_the_demo_runs() {
 #[test]
 fn without_root_the_demo_runs_or_names_the_obstacle() {
     let _alone = alone();
-    // In a directory that everyone may read and write.
+    // In a directory that all users may read and write.
     let dir = std::env::temp_dir().join(format!("viaduct-test-demo-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();

@@ -24,7 +24,7 @@ fn alone() -> RwLockWriteGuard<'static, ()> {
     MACHINE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn beside_others() -> RwLockReadGuard<'static, ()> {
+fn with_others() -> RwLockReadGuard<'static, ()> {
     MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -87,7 +87,7 @@ fn watch(lab: &Child) -> Canary {
 
 #[test]
 fn kill_9_leaves_no_namespace_no_interface_and_no_process() {
-    let _beside = beside_others();
+    let _others = with_others();
     let before = interfaces_here();
     let mut lab = lab(&["shell", "dumbbell", "--hosts", "2", "--", "sleep", "60"]).spawn().unwrap();
     let sleeper = wait_until("the command in a1", || children_running(lab.id(), "sleep").pop());
@@ -110,7 +110,7 @@ fn kill_9_leaves_no_namespace_no_interface_and_no_process() {
 
 #[test]
 fn ctrl_c_ends_a_run_keeps_its_results_and_leaves_nothing() {
-    let _beside = beside_others();
+    let _others = with_others();
     let dir = scratch("ctrl_c");
     let json = dir.join("out.json");
     let mut run = lab(&["run", "lab/forwarding-plain", "--json", json.to_str().unwrap(), "--dir"]);
@@ -132,7 +132,7 @@ fn ctrl_c_ends_a_run_keeps_its_results_and_leaves_nothing() {
 
 #[test]
 fn a_run_leaves_json_and_a_report_can_be_made_of_it() {
-    let _beside = beside_others();
+    let _others = with_others();
     let dir = scratch("run");
     let (json, results) = (dir.join("out.json"), dir.join("results"));
     let (json, results) = (json.to_str().unwrap(), results.to_str().unwrap());
@@ -140,7 +140,7 @@ fn a_run_leaves_json_and_a_report_can_be_made_of_it() {
         ["run", "lab/forwarding-plain", "--quick", "--seed", "7", "--json", json, "--dir", results];
     let output = lab(&run).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("holds"), "a table for people: {}", said(&output));
+    assert!(said(&output).contains("holds"), "no readable table: {}", said(&output));
     let outcome: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     assert_eq!(outcome["seed"], 7);
     assert_eq!(outcome["congestion_control"], serde_json::json!(["cubic"]));
@@ -150,12 +150,12 @@ fn a_run_leaves_json_and_a_report_can_be_made_of_it() {
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert!(page.contains("<svg") && page.contains("lab run lab/forwarding-plain --seed 7"));
     let fetches = ["src=", "href=\"http", "@import", "url("];
-    assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must stand alone");
+    assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must be self-contained");
 }
 
 #[test]
 fn a_shell_can_start_gateways() {
-    let _beside = beside_others();
+    let _others = with_others();
     let script =
         "viaduct status --name site-b | head -1; ping -c1 -W5 $B1 >/dev/null && echo there";
     let args = ["shell", "dumbbell", "--link", "delay=1ms", "--gateways", "--", "sh", "-c", script];
@@ -167,7 +167,7 @@ fn a_shell_can_start_gateways() {
 
 #[test]
 fn bad_input_gets_one_clear_line() {
-    let _beside = beside_others();
+    let _others = with_others();
     let dir = scratch("bad");
     let empty = dir.join("nothing");
     let cases: [(&[&str], &str); 4] = [
@@ -189,8 +189,8 @@ fn bad_input_gets_one_clear_line() {
 
 #[test]
 fn without_root_the_lab_uses_a_user_namespace_or_names_the_obstacle() {
-    let _beside = beside_others();
-    // In a directory that everyone may read.
+    let _others = with_others();
+    // In a directory that all users may read.
     let dir = std::env::temp_dir().join(format!("viaduct-test-rootless-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let binary = dir.join("viaduct");

@@ -23,7 +23,7 @@ const BEHIND_B: &str = "127.0.7.2";
 /// Nodes a, b and c. At first, a and b are configured with wrong addresses of each other.
 struct Overlay {
     dir: PathBuf,
-    /// Port for probes at each node, and a port that no node has.
+    /// Port for probes at each node, and a port that no node uses.
     ports: Vec<u16>,
     keys: Vec<String>,
     socks: u16,

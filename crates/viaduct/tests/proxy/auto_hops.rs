@@ -66,8 +66,8 @@ impl World {
         self.chain.server().v4().into()
     }
 
-    /// Exchanges some bytes with the server by proxy `n`, with `onward` in the header to the proxy.
-    /// Returns the number of the proxy whose address the server has seen.
+    /// Exchanges some bytes with the server through proxy `n`, with `onward` in the header to the
+    /// proxy. Returns the number of the proxy whose address the server has seen.
     fn exchange(&self, n: usize, onward: Onward) -> usize {
         let peer = echo(self.chain.server(), self.server());
         let source = SocketAddr::new(self.chain.client().v4().into(), 4000);
@@ -89,7 +89,7 @@ impl World {
         self.status(0)["auto"]["choices"][0].clone()
     }
 
-    /// Exchanges bytes by proxy 0 until its choice is `hops`. No exchange may fail.
+    /// Exchanges bytes through proxy 0 until its choice is `hops`. No exchange may fail.
     fn wait_for(&self, hops: &[&str]) {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Exchanges bytes by proxy `by` until the server sees the address of proxy `n`.
+    /// Exchanges bytes through proxy `by` until the server sees the address of proxy `n`.
     fn wait_until_seen(&self, by: usize, onward: Onward, n: usize) {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
         while self.exchange(by, onward) != n {
@@ -119,7 +119,7 @@ fn at(n: usize) -> SocketAddr {
 }
 
 #[test]
-fn two_hops_are_chosen_a_dead_one_is_left_and_without_an_overlay_there_is_none() {
+fn two_hops_are_chosen_dead_ones_avoided_and_none_is_used_without_an_overlay() {
     let mut world = World::new();
     assert_eq!(world.exchange(0, Onward::Open), 0, "nothing is known of the server yet");
     // The hops' own flows measure their round trips to the server.
@@ -128,7 +128,7 @@ fn two_hops_are_chosen_a_dead_one_is_left_and_without_an_overlay_there_is_none()
     assert_eq!(world.exchange(0, Onward::Open), 2);
     let why = world.choice()["why"].as_str().unwrap().to_owned();
     assert!(why.starts_with("first byte ") && why.contains(" ms, directly "), "{why}");
-    // For none of these flows has n1 made a choice of its own: n0 has chosen n2 as the second hop.
+    // n1 has not chosen a hop itself for any of these flows: n0 has chosen n2 as the second hop.
     let second = world.status(1);
     assert_eq!(second["auto"]["flows"], serde_json::json!([0, 0, 0]), "{second}");
     assert_eq!(second["counters"]["hops"][1]["by"]["hop"], at(2).to_string(), "{second}");
@@ -167,7 +167,7 @@ fn a_hop_follows_a_route_to_hops_that_it_knows_and_a_reload_changes_the_choice()
 }
 
 #[test]
-fn an_auto_that_makes_no_sense_is_refused() {
+fn invalid_options_with_auto_are_refused() {
     let said = check("--next auto --next-overlay /run/o.sock --next-for bulk").unwrap();
     let means = "by none, one or two hops of the overlay at /run/o.sock, for bulk";
     assert!(said.contains(means), "{said}");

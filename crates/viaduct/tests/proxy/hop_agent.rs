@@ -17,7 +17,7 @@ use super::rules::status;
 /// Time limit for a change of a hop's state.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE: &str = "300ms";
-/// User of an agent without root; no other program has it.
+/// User of an agent without root; no other program runs as this user.
 const AGENT_USER: u32 = 1_900_000_100;
 
 /// Config text that defines hops with these names on the first node, at ports from 7001.
@@ -85,7 +85,7 @@ impl World {
 
 #[test]
 fn a_hop_has_a_process_while_it_is_used_and_forwards_the_first_syn_early() {
-    // Beside other tests a process takes tens of milliseconds to start.
+    // While other tests run, a process takes tens of milliseconds to start.
     let text = hops(&["a", "b", "c"], "").replace(IDLE, "1s");
     let world = World::with_links("delay=100ms", &text);
     assert_eq!(world.pid("b"), None);

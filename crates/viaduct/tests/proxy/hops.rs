@@ -49,7 +49,7 @@ pub(super) fn check(options: &str) -> Result<String, String> {
     if output.status.success() { Ok(said) } else { Err(error) }
 }
 
-/// Asserts that each of these options is refused, with an error that contains the text beside it.
+/// Asserts that each of these options is refused, with an error that contains the paired text.
 pub(super) fn assert_refused<const N: usize>(cases: [(&str, &str); N]) {
     for (options, expected) in cases {
         let error = check(options).unwrap_err();
@@ -98,7 +98,7 @@ impl Tap {
         Tap(node.netns().enter(|| Ring::open(device, config).unwrap()).unwrap())
     }
 
-    /// Waits for a packet that matches `is`. Returns it with its time.
+    /// Waits for a packet that matches `is`. Returns the packet and its time.
     fn find(&mut self, is: impl Fn(&[u8]) -> bool) -> (Vec<u8>, Instant) {
         let deadline = Instant::now() + TIMEOUT;
         loop {

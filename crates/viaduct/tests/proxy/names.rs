@@ -30,7 +30,7 @@ fn each_address_of_a_name_is_tried_and_a_trailing_dot_is_ignored() {
 }
 
 #[test]
-fn what_follows_a_request_waits_until_its_name_is_resolved() {
+fn data_after_a_request_waits_until_the_name_is_resolved() {
     let chain = chain("delay=1ms");
     let router = &chain.hops()[0];
     let files = [("/etc/hosts", "127.0.0.1 localhost\n")];

@@ -16,7 +16,7 @@ use super::rules::status;
 const HOPS: [&str; 2] = ["10.2.0.2:7001", "10.2.0.2:7002"];
 /// Time limit for a change of a hop's state.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time within which a silent hop should be left: two seconds, and one for a busy machine.
+/// Time within which flows should leave a silent hop: two seconds, plus one for a busy machine.
 const LEFT_WITHIN: Duration = Duration::from_secs(3);
 
 /// Client, near proxy, two hops on one node, server.
@@ -52,7 +52,7 @@ impl World {
         (begun.elapsed(), peer.join().unwrap())
     }
 
-    /// Number of connections that each hop has got from the near proxy.
+    /// Number of connections that each hop has received from the near proxy.
     fn connected(&self) -> [u64; 2] {
         let status = status(&self.near);
         let hops = status["counters"]["hops"].as_array().unwrap().clone();
@@ -63,7 +63,7 @@ impl World {
         })
     }
 
-    /// Waits until the near proxy considers the hop down, or not.
+    /// Waits until the near proxy considers the hop down, or up if `is_down` is false.
     fn wait_until_down(&self, hop: usize, is_down: bool) {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
@@ -218,7 +218,7 @@ fn checks_are_neither_refusals_nor_lines_of_the_hops_access_log() {
 }
 
 #[test]
-fn a_list_that_makes_no_sense_is_refused() {
+fn invalid_lists_of_next_hops_are_refused() {
     let said = check("--next 10.2.0.2:1 --next 10.2.0.2:2").unwrap();
     let means = "by the first of 10.2.0.2:1, 10.2.0.2:2 that is up, else directly";
     assert!(said.contains(means), "{said}");

@@ -136,8 +136,8 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
         assert!(!right && said.contains(expected), "{options}: {said}");
         // The parser of the command line names `--help` below its message. Warnings are about the
         // modes of password files.
-        let is_beside = |line: &str| line.contains("--help") || line.contains(" WARN ");
-        let lines = said.lines().filter(|line| !line.is_empty() && !is_beside(line));
+        let is_other = |line: &str| line.contains("--help") || line.contains(" WARN ");
+        let lines = said.lines().filter(|line| !line.is_empty() && !is_other(line));
         assert_eq!(lines.count(), 1, "{options}: {said}");
     }
 }

@@ -145,7 +145,7 @@ fn policies_deny_limit_and_process_flows() {
 }
 
 #[test]
-fn flows_that_handlers_accept_are_counted_limited_and_logged_as_all_others() {
+fn flows_that_handlers_accept_are_counted_limited_and_logged_like_all_others() {
     let scratch = Scratch::new().unwrap();
     let log = scratch.path().join("access.log");
     let world = World::new(&format!(
@@ -189,7 +189,7 @@ fn flows_that_handlers_accept_are_counted_limited_and_logged_as_all_others() {
 }
 
 #[test]
-fn a_config_is_reloaded_whole_or_not_at_all_and_no_flow_is_cut() {
+fn a_config_is_reloaded_completely_or_not_at_all_and_no_flow_is_cut() {
     for loops in ["", "workers = 3\n"] {
         read_again(&format!("{HEAD}{loops}"));
     }
@@ -290,7 +290,7 @@ fn on_demand_proxies_use_the_config_that_their_parent_has_checked() {
     world.proxy.reload(&denied).unwrap();
     world.wait_for_times("read again", 1);
     denies();
-    // A running proxy reloads at once.
+    // A running proxy reloads immediately.
     let (_client, _server) = world.flow(ip, 9002).unwrap();
     world.proxy.reload(&head).unwrap();
     world.wait_for_times("read again", 3);

@@ -1,4 +1,4 @@
-//! Resets: a proxy forwards them at once, but after the data that was sent before them.
+//! Resets: a proxy forwards them immediately, but after the data that was sent before them.
 
 use super::*;
 

@@ -119,7 +119,7 @@ fn the_name_of_a_service_is_unique_in_its_directory() {
 }
 
 #[test]
-fn connections_to_the_listener_itself_are_refused_at_once() {
+fn connections_to_the_listener_itself_are_refused_immediately() {
     let chain = chain("delay=1ms");
     let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--keep-client"];
     let world = World { proxy: Proxy::start(&chain.hops()[0], &path).unwrap(), chain };
@@ -282,7 +282,7 @@ fn a_start_reverts_the_changes_of_a_start_that_was_killed() {
         let options = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0", "--run-dir"];
         let mut next = Proxy::start(&chain.hops()[0], &[&options[..], &[&directory]].concat())
             .unwrap_or_else(|error| panic!("after {millis} ms: {error}"));
-        // The second signal ends the proxy at once.
+        // The second signal ends the proxy immediately.
         let process = Pid::from_child(next.process());
         kill_process(process, Signal::TERM).unwrap();
         kill_process(process, Signal::TERM).unwrap();

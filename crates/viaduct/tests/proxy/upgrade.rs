@@ -132,7 +132,7 @@ fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
     });
     let (run_dir, stops) = (world.proxy.directory().to_owned(), stop.clone());
     let upgrades = thread::spawn(move || {
-        // After an error the last process must live on, or streams would end early.
+        // After an error the last process must continue, or streams would end early.
         let (mut all, mut failed) = (Vec::new(), None);
         while all.len() < UPGRADES && failed.is_none() {
             thread::sleep(Duration::from_millis(250));
@@ -227,7 +227,7 @@ fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
 }
 
 #[test]
-fn a_proxy_on_demand_says_that_it_cannot_be_upgraded() {
+fn a_proxy_on_demand_reports_that_it_cannot_be_upgraded() {
     let chain = chain("delay=1ms");
     let arguments = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--on-demand"];
     let proxy = Proxy::start(&chain.hops()[0], &arguments).unwrap();

@@ -16,7 +16,7 @@ fn the_watchdog_gets_no_answer_while_an_event_loop_hangs() {
     command.arg("--run-dir").arg(std::env::temp_dir());
     command.envs(manager.variables()).stderr(Stdio::null());
     let proxy = Process::spawn(command).unwrap();
-    assert!(manager.hears_in_time("READY=1"), "the proxy has not come up");
+    assert!(manager.receives_in_time("READY=1"), "the proxy has not come up");
     // The only loop runs in the main thread.
     manager.check_hang(proxy.id());
 }

@@ -67,7 +67,7 @@ static int unspecified(char **words) {
     return 0;
 }
 
-static volatile union { struct sockaddr_in in; struct sockaddr_un un; unsigned long first[2]; } judged;
+static volatile union { struct sockaddr_in in; struct sockaddr_un un; unsigned long first[2]; } checked;
 static unsigned long in[2], un[2];
 static int tcp, local;
 
@@ -75,10 +75,10 @@ static void *change(void *ignored) {
     unsigned seed = 1;
     for (;;) {
         dup2(local, 100);
-        judged.first[0] = un[0], judged.first[1] = un[1];
+        checked.first[0] = un[0], checked.first[1] = un[1];
         for (volatile int n = rand_r(&seed) % 20000; n > 0; n--);
         dup2(tcp, 100);
-        judged.first[0] = in[0], judged.first[1] = in[1];
+        checked.first[0] = in[0], checked.first[1] = in[1];
         for (volatile int n = rand_r(&seed) % 20000; n > 0; n--);
     }
     return ignored;
@@ -95,7 +95,7 @@ static int race(char **words) {
     pthread_t thread;
     pthread_create(&thread, NULL, change, NULL);
     for (int tries = 0, most = atoi(words[1]); tries < most; tries++) {
-        syscall(SYS_connect, 100, &judged, 16);
+        syscall(SYS_connect, 100, &checked, 16);
         if (tries % 64 == 63) {      /* a socket cannot be used after a failure */
             int fresh = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
             dup2(fresh, tcp), close(fresh);

@@ -20,7 +20,8 @@ fn ignored_signals_and_closed_descriptors_are_inherited() {
         let output = command.args(wrapper).args(program).output().unwrap();
         let said = text(&output.stdout);
         let ignored = said.trim().strip_prefix("SigIgn:").map(str::trim).unwrap_or_default();
-        // Real-time signals, from 32 on, are not compared: the C library uses some of them itself.
+        // Real-time signals (32 and above) are not compared: the C library uses some of them
+        // itself.
         let ignored = u64::from_str_radix(ignored, 16).map(|all| all & 0x7fff_ffff);
         (output.status.code(), ignored, text(&output.stderr))
     };
@@ -69,9 +70,9 @@ fn killing_the_wrapper_kills_the_program() {
     assert!(within(Duration::from_secs(10), || !program.exists()));
 }
 
-/// Starts a command (the arguments from the second on) in a terminal of its own, sends the first
-/// argument as input once the command has printed "ready", and closes the terminal: at once if the
-/// first argument is empty, otherwise when the command has ended. Prints the wait status of the
+/// Starts a command (the second and following arguments) in a terminal of its own, sends the first
+/// argument as input once the command has printed "ready", and closes the terminal: immediately if
+/// the first argument is empty, otherwise when the command has ended. Prints the wait status of the
 /// command, and whether its output contains "trapped".
 const TERMINAL: &str = "
 import os, pty, sys

@@ -45,15 +45,15 @@ else:
     s.sendall(bytes(3_000_000))
 ";
 
-/// Starts a relay to `to` that breaks the first connection, in both directions, after `behind`
+/// Starts a relay to `to` that breaks the first connection, in both directions, after `limit`
 /// bytes. Returns the relay's address.
-fn cutting_relay(to: SocketAddr, behind: usize) -> SocketAddr {
+fn cutting_relay(to: SocketAddr, limit: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     thread::spawn(move || {
         for (n, near) in listener.incoming().enumerate() {
             let ends = Arc::new([near.unwrap(), TcpStream::connect(to).unwrap()]);
-            let most = if n == 0 { behind } else { usize::MAX };
+            let most = if n == 0 { limit } else { usize::MAX };
             for from in [0, 1] {
                 let ends = ends.clone();
                 thread::spawn(move || pass(&ends, from, most));

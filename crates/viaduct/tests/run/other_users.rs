@@ -56,11 +56,11 @@ fn socket(kind: SocketType) -> OwnedFd {
 }
 
 /// Returns the answer of the abstract socket `name`; empty if it gives none.
-fn ask(name: &str, pieces: &[&[u8]], beside: Option<&OwnedFd>) -> Vec<u8> {
+fn ask(name: &str, pieces: &[&[u8]], descriptor: Option<&OwnedFd>) -> Vec<u8> {
     let socket = seqpacket::connect(name).unwrap();
     let mut answer = vec![0; WELCOME.max(MAX_MESSAGE)];
     // The send fails if the listener has already rejected this peer.
-    let _ = seqpacket::send(&socket, &pieces.concat(), beside.map(AsFd::as_fd));
+    let _ = seqpacket::send(&socket, &pieces.concat(), descriptor.map(AsFd::as_fd));
     let length = seqpacket::receive(&socket, &mut answer).map_or(0, |(length, _)| length);
     answer.truncate(length);
     answer

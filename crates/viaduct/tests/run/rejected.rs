@@ -60,7 +60,7 @@ fn tired_proxy() -> u16 {
 }
 
 #[test]
-fn a_failure_reply_of_a_socks_proxy_fails_the_connect_at_once() {
+fn a_failure_reply_of_a_socks_proxy_fails_the_connect_immediately() {
     let chain = format!("+socks:via=127.0.0.1:{}", tired_proxy());
     // On a non-blocking socket the connect itself cannot return the error.
     let program = "

@@ -1,5 +1,5 @@
 //! Trickles on real packets: through a strict router, at `viaduct serve` and its replicas, and
-//! under programs and proxies that know nothing of it.
+//! under programs and proxies without support for it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]

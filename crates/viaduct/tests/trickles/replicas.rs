@@ -56,7 +56,7 @@ fn a_replica_continues_what_another_began_across_new_roots() {
 }
 
 #[test]
-fn secrets_in_etcd_are_followed_and_stand_when_it_is_gone() {
+fn secrets_in_etcd_are_followed_and_stay_in_force_while_it_is_down() {
     let dir = std::env::temp_dir().join(format!("viaduct-etcd-{}", std::process::id()));
     fs::create_dir_all(dir.join("site")).unwrap();
     let mut etcd = Etcd::start(&dir);

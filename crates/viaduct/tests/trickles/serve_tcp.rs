@@ -22,7 +22,7 @@ use viaduct_sys::process::Process;
 struct Site {
     dir: PathBuf,
     /// Scratch directory: the run directory, and logs.
-    beside: PathBuf,
+    scratch: PathBuf,
     server: Process,
 }
 
@@ -43,8 +43,8 @@ impl Site {
         netns.join().unwrap();
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
         let dir = std::env::temp_dir().join(format!("viaduct-site-{name}-{}", std::process::id()));
-        let (beside, dir) = (dir.join("beside"), dir.join("site"));
-        fs::create_dir_all(&beside).unwrap();
+        let (scratch, dir) = (dir.join("scratch"), dir.join("site"));
+        fs::create_dir_all(&scratch).unwrap();
         fs::create_dir_all(dir.join("sub")).unwrap();
         fs::write(dir.join("big.bin"), common::random(3_000_000)).unwrap();
         fs::write(dir.join("sub/page.html"), "<p>page</p>").unwrap();
@@ -56,28 +56,28 @@ impl Site {
             .arg("serve")
             .arg(&dir)
             .args(["--listen", "127.0.0.1:80"])
-            .stderr(fs::File::create(beside.join("log")).unwrap());
-        command.arg("--run-dir").arg(&beside);
-        let beside_text = beside.to_str().unwrap();
-        command.args(options.iter().map(|option| option.replace("DIR", beside_text)));
+            .stderr(fs::File::create(scratch.join("log")).unwrap());
+        command.arg("--run-dir").arg(&scratch);
+        let scratch_text = scratch.to_str().unwrap();
+        command.args(options.iter().map(|option| option.replace("DIR", scratch_text)));
         let server = Process::spawn(command).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         // The server opens its status socket last.
-        while UnixStream::connect(beside.join("serve-80.sock")).is_err() {
+        while UnixStream::connect(scratch.join("serve-80.sock")).is_err() {
             assert!(Instant::now() < deadline, "the server does not come up");
             std::thread::sleep(Duration::from_millis(20));
         }
-        Some(Site { dir, beside, server })
+        Some(Site { dir, scratch, server })
     }
 
     /// Returns the server's log.
     fn log(&self) -> String {
-        fs::read_to_string(self.beside.join("log")).unwrap()
+        fs::read_to_string(self.scratch.join("log")).unwrap()
     }
 
     /// Returns the server's status, from its socket.
     fn status(&self) -> serde_json::Value {
-        let mut socket = UnixStream::connect(self.beside.join("serve-80.sock")).unwrap();
+        let mut socket = UnixStream::connect(self.scratch.join("serve-80.sock")).unwrap();
         let mut text = String::new();
         socket.read_to_string(&mut text).unwrap();
         serde_json::from_str(&text).unwrap()
@@ -123,7 +123,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         let _ = self.server.kill();
-        let _ = fs::remove_dir_all(self.beside.parent().unwrap());
+        let _ = fs::remove_dir_all(self.scratch.parent().unwrap());
     }
 }
 
@@ -163,7 +163,7 @@ fn files_ranges_listings_and_errors() {
 #[test]
 fn requests_are_logged_and_the_log_is_reopened() {
     let Some(site) = Site::with("log", &["--access-log", "DIR/access.log"]) else { return };
-    let log = site.beside.join("access.log");
+    let log = site.scratch.join("access.log");
     site.get("/sub/page.html?x=\"", "");
     site.get("/none", "");
     site.ask("DELETE /sub/page.html HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -174,7 +174,7 @@ fn requests_are_logged_and_the_log_is_reopened() {
     assert!(lines[1].contains("] \"GET /none HTTP/1.1\" 404 "), "{text}");
     assert!(lines[2].contains("] \"DELETE /sub/page.html HTTP/1.1\" 405 "), "{text}");
     for signal in ["USR1", "HUP"] {
-        fs::rename(&log, site.beside.join("old.log")).unwrap();
+        fs::rename(&log, site.scratch.join("old.log")).unwrap();
         let pid = site.server.id().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
         wait_for_lines(&log, 0);

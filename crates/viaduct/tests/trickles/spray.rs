@@ -72,7 +72,7 @@ impl Spray<'_> {
             let said = run(&self.run_dir, &["status", "--name", "spray-www"]);
             said.status.success() && self.rules().contains("fwd")
         };
-        assert!(within(LIMIT, is_up), "it does not serve, or there are no rules");
+        assert!(within(LIMIT, is_up), "the service is not up, or there are no rules");
     }
 
     fn signal(&self, signal: Signal) {
@@ -142,7 +142,7 @@ fn fetch_all(world: &World, expected: &[u8]) {
 }
 
 #[test]
-fn packets_are_dealt_to_replicas_that_are_up_and_not_drained() {
+fn packets_are_distributed_to_replicas_that_are_up_and_not_drained() {
     let Some(world) = World::new("spray", "rate=80M,delay=2ms,queue=300kB") else { return };
     let big = random(1_000_000);
     world.file("big.bin", &big);
@@ -176,7 +176,7 @@ fn packets_are_dealt_to_replicas_that_are_up_and_not_drained() {
     assert_eq!(change("resume", "b2"), (true, String::new()));
     spray.wait_for("up", 0.5);
 
-    // A killed replica gets no packets any more, a restarted one does.
+    // A killed replica gets no more packets; a restarted one does.
     servers[1] = None;
     spray.wait_for("down", 0.0);
     let page = run(&spray.run_dir, &["status", "--name", "spray-www"]);
@@ -211,7 +211,7 @@ fn rules_outlive_a_kill_and_are_repaired_and_removed() {
 
     spray.signal(Signal::KILL);
     until("it ends", || spray.process.as_mut().unwrap().try_wait().unwrap().is_some());
-    assert!(spray.rules().contains("fwd") && changes.exists(), "packets are still dealt");
+    assert!(spray.rules().contains("fwd") && changes.exists(), "packets are still distributed");
     spray.restart();
     spray.wait_for("up", 0.5);
     assert_eq!(spray.rules().matches("hook ingress").count(), 1);

@@ -22,7 +22,7 @@ fn logged(log: &Path, to: &str, lines: usize) -> Vec<Value> {
     within_some(Duration::from_secs(10), read).expect("lines of the access logs")
 }
 
-/// Returns the line of the near end and the line of the far end, given both lines of a flow.
+/// Orders both lines of a flow: that of the near end, then that of the far end.
 fn ends(lines: &[Value]) -> [&Value; 2] {
     ["tcp", "tunnel"].map(|end| lines.iter().find(|line| line["protocol"] == end).unwrap())
 }
@@ -68,7 +68,7 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
             until("the log is reopened", || proxy.log().contains("access log reopened"));
         }
         let (mut client, mut server) = world.pair(&listener);
-        // Makes sure that the flow is established: a reset at once would look like a refusal.
+        // Makes sure that the flow is established: an immediate reset would look like a refusal.
         client.write_all(b"x").unwrap();
         server.read_exact(&mut [0]).unwrap();
         rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
@@ -82,8 +82,8 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
         }
         drop(client);
 
-        // A destination outside --allow-to: the near end has accepted the client at once, the far
-        // end refuses the flow.
+        // A destination outside --allow-to: the near end has already accepted the client when the
+        // far end refuses the flow.
         drop(world.connect("10.3.0.1".parse().unwrap()));
         let [near, far] = [200, 403];
         for (line, status) in ends(&logged(&log, "10.3.0.1:9000", 2)).iter().zip([near, far]) {

@@ -373,7 +373,7 @@ fn unvalidated_quic_clients_get_a_retry_and_do_not_exclude_peers() {
 }
 
 #[test]
-fn a_restarted_far_end_serves_at_once() {
+fn a_restarted_far_end_serves_immediately() {
     for carrier in CARRIERS {
         let mut world = World::new("delay=5ms", carrier);
         let ip = world.addresses()[0];
@@ -424,7 +424,7 @@ fn a_stream_over_quic_survives_a_change_of_address() {
             near.run("ip", &["address", "add", "10.9.0.1/32", "dev", "lo"]).unwrap();
             let to = ["route", "replace", "10.2.0.2/32", "dev", "east", "src", "10.9.0.1"];
             near.run("ip", &to).unwrap();
-            // From now on only packets from the new address arrive.
+            // Afterwards only packets from the new address arrive.
             let only_new = "add table inet old; \
                             add chain inet old input { type filter hook input priority 0; }; \
                             add rule inet old input ip saddr 10.2.0.1 udp dport 7100 drop";
@@ -456,7 +456,7 @@ fn the_status_shows_links_streams_and_buffers() {
 }
 
 #[test]
-fn a_stopping_far_end_closes_its_links_at_once() {
+fn a_stopping_far_end_closes_its_links_immediately() {
     for carrier in CARRIERS {
         let mut world = World::new("delay=5ms", carrier);
         let listener = world.listen(world.addresses()[0]);

@@ -1,5 +1,5 @@
-//! Tunnels over TLS, through a router that lets TCP to port 443 pass if it begins with a
-//! ClientHello, and nothing else:
+//! Tunnels over TLS, through a router that passes only TCP connections to port 443 that begin with
+//! a ClientHello:
 //!
 //! ```text
 //!   client ── near end ══ router ══ far end ── server
@@ -10,7 +10,7 @@ use std::process::Output;
 
 use super::*;
 
-/// The first data of a connection is judged, whichever packet has it.
+/// Classifies each connection by its first payload bytes, in whichever packet they arrive.
 const RULES: &str = "table inet fw {
     counter refused {}
     chain forward {
@@ -131,7 +131,7 @@ fn plain_tls_clients_get_a_complete_handshake_and_leave_nothing() {
     let mut far = network.far("--carrier tls");
     let pid = far.process().id();
     let before = descriptors(pid);
-    // The far end closes at the request, which is no message of the sites' handshake.
+    // The far end closes at the request, because it is not a message of the sites' handshake.
     let asked = network.openssl("-servername www.example.com -alpn h2,http/1.1", "echo GET /");
     let said = String::from_utf8_lossy(&asked.stdout);
     assert!(asked.status.success(), "{said}");
@@ -143,7 +143,7 @@ fn plain_tls_clients_get_a_complete_handshake_and_leave_nothing() {
     let old = network.openssl("-tls1_2", "echo");
     let said = String::from_utf8_lossy(&old.stdout);
     assert!(said.contains("alert protocol version"), "{said}");
-    // Clients that say nothing, and leave.
+    // Clients that send nothing, and disconnect.
     let client = "sleep 1 | openssl s_client -connect 10.3.0.2:443 >/dev/null 2>&1";
     let clients = format!("for n in $(seq 20); do {client} & done; wait");
     network.chain.hops()[0].run("sh", &["-c", &clients]).unwrap();

@@ -26,11 +26,11 @@ const CHAINS: [&str; 5] = [
 /// Starts gateways that apply one of `chains` to the flows to each port, with two hosts at each
 /// site. Policies in `first` take precedence.
 fn chained(chains: &[&str], first: &str) -> World {
-    behind(Wan::Veth, chains, first)
+    chained_over(Wan::Veth, chains, first)
 }
 
-/// Gateways as [`chained`] starts them, over the given link.
-fn behind(wan: Wan, chains: &[&str], first: &str) -> World {
+/// Starts gateways as [`chained`] does, connected by the given link.
+fn chained_over(wan: Wan, chains: &[&str], first: &str) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
     let mut world = World::build(&spec, &Journal::new()).unwrap();
@@ -76,7 +76,7 @@ fn the_rate_of_a_policy_applies_where_its_handlers_accept() {
         client.read_to_end(&mut got).unwrap();
         assert!(got == data, "{} bytes", got.len());
     });
-    // A megabyte a second, less a first burst.
+    // A megabyte a second, minus an initial burst.
     let time = begun.elapsed();
     assert!((0.6..5.0).contains(&time.as_secs_f64()), "{time:?}");
 }
@@ -228,7 +228,7 @@ fn flows_take_a_node_where_the_direct_path_fails() {
 fn a_refusing_node_does_not_fail_a_slow_direct_path() {
     let chain = "'route:node=10.1.2.2:1080,wait=20ms'";
     let wan = Wan::emulated("delay=100ms".parse().unwrap(), 1);
-    let world = behind(wan, &[chain], "");
+    let world = chained_over(wan, &[chain], "");
     let other = ["--allow-from", "192.0.2.9/32"];
     let expect = ["--listen", NODES[0], "--expect", "socks", "--allow-to", "10.2.0.0/16"];
     let node = &world.dumbbell.hosts_a()[1];

@@ -59,7 +59,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Sends `bytes` and an end of stream in one direction, and then the same in the other.
+/// Sends `bytes` and an end of stream in one direction, and then the same in the other direction.
 fn there_and_back(client: TcpStream, listener: &TcpListener, bytes: &[u8]) {
     common::there_and_back(client, listener.accept().unwrap().0, bytes);
 }

@@ -1,5 +1,5 @@
-//! Upgrades of gateways in split mode: which flows go on and which are cut, also if one of the
-//! processes is killed or told to end in the middle.
+//! Upgrades of gateways in split mode: which flows continue and which are cut, including when one
+//! of the processes is killed or gets SIGTERM in the middle.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -17,10 +17,10 @@ use crate::common::upgrade::{Relay, failure};
 use crate::common::{random, within_some};
 use crate::{eventually, split, system, world};
 
-/// Time limit for a connection to be made, and for its next bytes.
+/// Time limit for a connection to be established, and for its next bytes.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
-/// Flows of a gateway with two event loops. Their ports decide which loop has them: with one chance
-/// in 2,048 all are in the same one.
+/// Number of flows of a gateway with two event loops. A flow's port selects its loop; the
+/// probability that all flows share one loop is 1 in 2,048.
 const FLOWS: u64 = 12;
 
 /// World with gateways in split mode.
@@ -91,7 +91,8 @@ impl SplitWorld {
         split::split(&self.gateways().a, "open").as_u64().unwrap()
     }
 
-    /// Begins an upgrade of gateway A to `relay`. The thread returns the message of its failure.
+    /// Starts an upgrade of gateway A to the program `relay`, which is expected to fail. The thread
+    /// returns the error message of the upgrade.
     fn fail_to_upgrade(&self, relay: &Relay) -> JoinHandle<String> {
         let (run_dir, program) = (self.gateways().directory().to_owned(), relay.path.clone());
         thread::spawn(move || {
@@ -106,7 +107,7 @@ impl SplitWorld {
         eventually(&self.gateways().a, "routes and rules as before", are_as_before);
     }
 
-    /// Ends the gateways, and checks that the last process of gateway A has reverted all changes.
+    /// Stops the gateways, and checks that the last process of gateway A has reverted all changes.
     fn check_end(mut self) {
         self.world.unprotect();
         assert_eq!(system(self.world.dumbbell.gateway_a()), self.clean);
@@ -148,7 +149,7 @@ fn flows_of_split_mode_are_not_cut_by_an_upgrade() {
     let flows = split.flows();
     let (second, _) = upgrade_a(gateways.directory());
     flows.iter().for_each(check_echo);
-    assert!(!first.has_ended(), "the flow with a handler stays there");
+    assert!(!first.has_ended(), "the flow with a handler stays in the old process");
     drop(split.flows());
     eventually(&gateways.a, "the plain flow goes on", || split.open() == 1);
     let other = upgrade(gateways.directory(), &["--name", "site-b"]).unwrap();
@@ -179,7 +180,7 @@ fn flows_of_several_event_loops_are_not_cut_by_an_upgrade() {
         check_all(&flows);
     }
     let (second, _) = upgrading.join().unwrap();
-    eventually(&gateways.a, "no flow has stayed", || first.has_ended());
+    eventually(&gateways.a, "the old process has no flow left", || first.has_ended());
     check_all(&flows);
     eventually(&gateways.a, "two event loops", || event_loops(second.id()) == 2);
     // The listeners of both loops have been handed over, too.
@@ -204,7 +205,7 @@ fn a_flow_that_the_new_process_has_outlives_a_kill_of_the_old_one() {
     let split = SplitWorld::new("");
     let gateways = split.gateways();
     let [plain, chained] = split.flows();
-    // The old process has paused, and has sent everything.
+    // At the message `end` the old process has paused, and has sent everything.
     let relay = Relay::new(gateways.directory(), "relay", "\"end\"", "kill(old)");
     let upgrading = split.fail_to_upgrade(&relay);
     while !upgrading.is_finished() {
@@ -215,7 +216,7 @@ fn a_flow_that_the_new_process_has_outlives_a_kill_of_the_old_one() {
     let new = ForeignProcess::of(relay.pid()).unwrap();
     let serves = || gateways.a.status().is_ok_and(|status| status.pid == new.id());
     eventually(&gateways.a, "the new process serves", serves);
-    assert!(is_cut(&chained), "the flow with a handler was in the old process alone");
+    assert!(is_cut(&chained), "the flow with a handler was only in the old process");
     check_echo(&plain);
     drop(split.flows());
     eventually(&gateways.a, "the plain flow goes on", || split.open() == 1);
@@ -236,7 +237,7 @@ fn a_flow_that_the_new_process_has_outlives_a_kill_of_the_old_one() {
 fn a_kill_of_the_old_process_before_all_is_sent_cuts_its_flows_and_no_later_ones() {
     let mut split = SplitWorld::new("");
     let flows = split.flows();
-    // The old process has paused, and has sent everything but the last message.
+    // At the message `end` the old process has paused, and has sent everything except this message.
     let action = "kill(old), sys.exit()";
     let relay = Relay::new(split.gateways().directory(), "relay", "\"end\"", action);
     let error = split.fail_to_upgrade(&relay).join().unwrap();
@@ -254,7 +255,7 @@ fn a_kill_of_the_old_process_before_all_is_sent_cuts_its_flows_and_no_later_ones
 }
 
 #[test]
-fn flows_are_not_cut_by_a_new_process_that_is_killed_when_it_has_them() {
+fn flows_survive_a_new_process_that_is_killed_after_it_has_received_them() {
     let split = SplitWorld::new("");
     let (gateways, old) = (split.gateways(), split.process());
     let flows = split.flows();
@@ -279,7 +280,7 @@ fn flows_are_not_cut_by_a_new_process_that_is_killed_when_it_has_them() {
 }
 
 #[test]
-fn a_signal_to_end_during_an_upgrade_cuts_all_flows_and_reverts_all_changes() {
+fn sigterm_during_an_upgrade_cuts_all_flows_and_reverts_all_changes() {
     let split = SplitWorld::new("");
     let (gateways, old) = (split.gateways(), split.process());
     let flows = split.flows();
@@ -287,7 +288,7 @@ fn a_signal_to_end_during_an_upgrade_cuts_all_flows_and_reverts_all_changes() {
     let upgrading = split.fail_to_upgrade(&relay);
     eventually(&gateways.a, "the new process is ready", || relay.holds());
     gateways.a.signal(Signal::TERM).unwrap();
-    assert!(flows.iter().all(is_cut), "flows have no time to end, as without an upgrade");
+    assert!(flows.iter().all(is_cut), "SIGTERM cuts all flows immediately");
     eventually(&gateways.a, "the old process ends", || old.has_ended());
     relay.release();
     upgrading.join().unwrap();

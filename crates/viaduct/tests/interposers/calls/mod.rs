@@ -217,9 +217,9 @@ impl Programs {
     }
 
     fn build() -> Programs {
-        let beside =
+        let library =
             Path::new(env!("CARGO_BIN_EXE_viaduct")).with_file_name("libviaduct_preload.so");
-        assert!(beside.exists(), "run first: cargo build -p viaduct-preload, in this profile");
+        assert!(library.exists(), "run first: cargo build -p viaduct-preload, in this profile");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interposers/calls");
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("calls");
         fs::create_dir_all(&out).unwrap();

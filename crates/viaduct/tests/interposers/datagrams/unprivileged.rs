@@ -227,9 +227,9 @@ fn hop_limit_and_class_reach_the_far_end_and_the_program() {
     let program = "
 import socket, struct, sys
 IP, V6 = socket.IPPROTO_IP, socket.IPPROTO_IPV6
-def ask(s, to, beside=[]):
+def ask(s, to, options=[]):
     s.settimeout(5)
-    s.sendmsg([b'x'], [(level, kind, struct.pack('=i', value)) for level, kind, value in beside], \
+    s.sendmsg([b'x'], [(level, kind, struct.pack('=i', value)) for level, kind, value in options], \
     0, to)
     data, control, _, _ = s.recvmsg(99, 999)
     print(data, sorted((level, kind, value[0]) for level, kind, value in control))

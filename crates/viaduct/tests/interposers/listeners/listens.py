@@ -1,9 +1,9 @@
-"""Listens in the ways of programs, and prints each result, which is the same under viaduct run."""
+"""Listens in the ways that programs do. The printed results must be the same under viaduct run."""
 import errno, os, select, signal, socket, sys, threading, time
 
 HOST = '127.0.0.1'
-# Ports that are bound, closed and bound again, or bound for IPv6 alone. They are below the ephemeral
-# range, so that no other program gets them, and no connect to one of them has it as its own port.
+# Ports that are bound, closed and bound again, or bound only for IPv6. They are below the ephemeral
+# range, so that no other program gets them, and no connect to such a port uses it as local port.
 PORTS = [int(port) for port in sys.argv[1:]]
 
 
@@ -27,7 +27,7 @@ def client(port):
     return answer.decode()
 
 
-def beside(port):
+def in_thread(port):
     """Connects a client in a thread, which prints the answer."""
     thread = threading.Thread(target=lambda: say('a client heard', client(port)))
     thread.start()
@@ -76,7 +76,7 @@ def watched_from_before_it_listens():
     epoll.poll(0)
     s.bind((HOST, PORTS[1]))
     s.listen()
-    thread = beside(s.getsockname()[1])
+    thread = in_thread(s.getsockname()[1])
     say('epoll:', [fd == s.fileno() for fd, _ in epoll.poll(9)])
     connection, _ = s.accept()
     connection.setblocking(True)
@@ -93,7 +93,7 @@ def several_at_one_port():
     group.append(bound(group[0].getsockname()[1], socket.SO_REUSEPORT))
     for s in group:
         s.listen()
-    threads = [beside(group[0].getsockname()[1]) for _ in range(8)]
+    threads = [in_thread(group[0].getsockname()[1]) for _ in range(8)]
     for _ in threads:
         ready, _, _ = select.select(group, [], [], 9)
         serve(ready[0].accept()[0])
@@ -158,7 +158,7 @@ def options_are_inherited():
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 40000)
     s.listen()
-    thread = beside(s.getsockname()[1])
+    thread = in_thread(s.getsockname()[1])
     connection, _ = s.accept()
     ask = connection.getsockopt
     say('options:', ask(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0,
@@ -172,7 +172,7 @@ def sharing_is_as_it_was_set():
     for options in [], [socket.SO_REUSEADDR], [socket.SO_REUSEPORT]:
         s = bound(0, *options)
         s.listen()
-        thread = beside(s.getsockname()[1])
+        thread = in_thread(s.getsockname()[1])
         connection, _ = s.accept()
         say('shares:', *(of.getsockopt(socket.SOL_SOCKET, option) for of in (s, connection)
                          for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT)))
@@ -222,7 +222,7 @@ def no_more_are_let_in_than_may_wait():
     s.settimeout(9)
     for _ in range(3):
         s.accept()[0].close()
-    thread = beside(s.getsockname()[1])
+    thread = in_thread(s.getsockname()[1])
     while True:
         connection, _ = s.accept()
         connection.setblocking(True)

@@ -13,8 +13,8 @@ use crate::common::{UnprivilegedUser, build_go, free_port, within};
 
 const CHAIN: &str = "+latency:delay=1ms";
 const LISTENS: &str = include_str!("listens.py");
-/// Listens at as many ports as its argument says, and prints for each half of them the time taken,
-/// in microseconds.
+/// Listens at the number of ports given as its argument. Prints the time taken for each half of
+/// them, in microseconds.
 const MANY: &str = "
 import resource, socket, sys, time
 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

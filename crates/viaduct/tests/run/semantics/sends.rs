@@ -40,7 +40,7 @@ except OSError as error:
 ";
 
 #[test]
-fn a_stream_takes_long_messages_whole_and_a_send_that_must_not_wait_does_not() {
+fn a_stream_takes_long_messages_completely_and_a_non_blocking_send_does_not_wait() {
     let expected = "2 100000 100000 100000 100000\nEINPROGRESS\n";
     let plain = std::process::Command::new("python3").args(["-c", PROGRAM]).output().unwrap();
     assert_eq!(text(&plain.stdout), expected, "without viaduct");

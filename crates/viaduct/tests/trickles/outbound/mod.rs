@@ -198,7 +198,7 @@ fn a_policy_selects_trickles() {
     assert!(by_proxy(&url(world.v4(), "big.bin")) == big);
     let (bytes, tcp) = counted(&world);
     assert!(bytes >= big.len() as u64 && tcp == 0, "{bytes}, {tcp} by TCP");
-    assert!(by_proxy(&url(world.v6(), "big.bin")) == big, "not as the first policy says");
+    assert!(by_proxy(&url(world.v6(), "big.bin")) == big, "the first policy is not applied");
     assert_eq!(counted(&world).1, 1);
     let metrics = done(curl(&world, &[], &["http://127.0.0.1:7001/metrics"])).stdout;
     let metrics = String::from_utf8(metrics).unwrap();

@@ -71,7 +71,7 @@ fn a_smaller_path_mtu_is_learnt_from_icmp() {
 }
 
 #[test]
-fn the_mtu_of_the_own_interface_is_known_without_a_loss() {
+fn the_mtu_of_the_clients_interface_is_known_without_a_loss() {
     let Some(world) = World::new("narrow-own", LINK) else { return };
     world.net.a1().ip(&["link set eth0 mtu 1280".to_owned()]).unwrap();
     // Longer packets are dropped silently.

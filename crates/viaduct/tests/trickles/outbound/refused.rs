@@ -49,7 +49,7 @@ for port in {ports:?}:
 }
 
 #[test]
-fn closed_and_rejected_ports_are_refused_at_once() {
+fn closed_and_rejected_ports_are_refused_immediately() {
     let Some(world) = World::new("refused", LINK) else { return };
     // Disables the kernel's rate limits of ICMP errors.
     let limits = [("net/ipv4/icmp_ratelimit", "0"), ("net/ipv6/icmp/ratelimit", "0")];
@@ -76,7 +76,7 @@ fn closed_and_rejected_ports_are_refused_at_once() {
             assert!(found.iter().all(|(_, millis)| *millis < 1_500), "{to} {by}: {found:?}");
         }
         // The datagram gets no answer. After TCP's reset, the wait for an answer is short: twice
-        // the time of the reset and 200 ms. The connect to port 81 takes the time that a run's
+        // the time of the reset, plus 200 ms. The connect to port 81 takes the time that a run's
         // first connect needs for its rules.
         let found = connects(&world, "+trickles", &to.to_string(), &[81, 84]);
         assert_eq!(found[1].0, "ECONNREFUSED", "{to}: {found:?}");

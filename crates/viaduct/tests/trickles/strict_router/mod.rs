@@ -276,7 +276,7 @@ fn servers_at_different_addresses_share_a_port_with_plain_tcp() {
 }
 
 #[test]
-#[ignore = "no test by itself: the process that the next test kills"]
+#[ignore = "not a test by itself: the process that the next test kills"]
 fn the_killed_server() {
     let Some(run_dir) = std::env::var_os("VIADUCT_TEST_RUN_DIR") else { return };
     let settings = ServerSettings {
@@ -295,7 +295,7 @@ fn the_killed_server() {
 }
 
 #[test]
-fn rules_of_a_killed_server_spare_plain_tcp_and_are_removed_by_the_next() {
+fn rules_of_a_killed_server_do_not_affect_plain_tcp_and_are_removed_by_the_next() {
     let Some(world) = World::new("killed") else { return };
     let mut command: Command =
         world.server.command(std::env::current_exe().unwrap().to_str().unwrap());
