@@ -125,7 +125,7 @@ fn an_idle_proxy_is_small() {
 fn hops_save_as_much_time_as_in_the_paper_on_path_and_by_the_option() {
     let _alone = alone();
     let outcome = quick("miniproxy/ttc");
-    // Times of whole downloads depend more on other load.
+    // Times of complete downloads depend more on other load.
     assert_holds(&outcome, 12, 6, |name| name.contains("time to first byte"));
 }
 

@@ -86,7 +86,7 @@ fn listening_programs_are_unreachable_once_their_master_is_killed() {
             // The program is a child of the wrapper's child.
             None => kill_child_of(child_of(server.id())),
         }
-        // Clients that connect now do not reach the program: they fail at once, or are reset.
+        // Clients that connect now do not reach the program: they fail immediately, or are reset.
         let alone = |port| match TcpStream::connect(("127.0.0.1", port)) {
             Err(_) => true,
             Ok(mut stream) => {

@@ -141,7 +141,7 @@ pub(super) fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> 
     tapped.into_iter().map(seen).collect()
 }
 
-/// Half a round trip of a link in these tests. An early SYN leaves a whole round trip before the
+/// Half a round trip of a link in these tests. An early SYN leaves a full round trip before the
 /// client's ACK, a late SYN after it.
 pub(super) const EARLY: Duration = Duration::from_millis(25);
 

@@ -201,7 +201,8 @@ fn curl(chain: &Chain, options: &str) -> Result<String, String> {
 fn clients_are_served_by_each_protocol_if_they_are_allowed() {
     let chain = chain("delay=1ms");
     let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
-    // The longest path: a hop that accepts PROXY behind one that accepts SOCKS5 and CONNECT.
+    // The longest path: a hop that accepts SOCKS5 and CONNECT, followed by a hop that accepts
+    // PROXY.
     let second = "--listen 10.1.0.2:7002 --expect proxy \
                   --allow-from 10.1.0.2/32 --allow-to 10.2.0.0/30";
     let first = "--listen 10.1.0.2:7001 --expect socks,connect --next 10.1.0.2:7002 \

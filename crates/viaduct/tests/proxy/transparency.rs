@@ -83,7 +83,7 @@ type Program = fn(TcpStream) -> Saw;
 
 /// Scenarios: name, client, server.
 const SCENARIOS: &[(&str, Program, Program)] = &[
-    ("nothing at all", quiet, quiet),
+    ("no data", quiet, quiet),
     ("one byte at a time", single_bytes, echo_bytes),
     (
         "the client ends first",
@@ -109,7 +109,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
             read_all(&mut s)
         },
     ),
-    ("much, both ways at once", |s| both_ways(s, 3), |s| both_ways(s, 4)),
+    ("much data, both ways concurrently", |s| both_ways(s, 3), |s| both_ways(s, 4)),
     (
         "a slow reader",
         |mut s| {
@@ -158,7 +158,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
         },
     ),
     (
-        "a reset before a word",
+        "a reset before any data",
         |mut s| read_all(&mut s),
         |s| {
             reset(&s);
@@ -166,7 +166,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
         },
     ),
     (
-        "a word, and a reset",
+        "some data, and a reset",
         |mut s| read_all(&mut s),
         |mut s| {
             s.write_all(b"a word").unwrap();
@@ -175,11 +175,11 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
             Saw::Reset(0)
         },
     ),
-    // Like a server that answers without reading the whole request.
-    ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, |_| {})),
-    ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, until_acknowledged)),
+    // Like a server that answers without reading the complete request.
+    ("a short answer, and a reset", half_heard, |s| answer_unheard(s, 200, |_| {})),
+    ("a long answer, and a reset", half_heard, |s| answer_unheard(s, 200_000, until_acknowledged)),
     (
-        "the client's last words",
+        "the last data of a client, and a reset",
         |s| {
             (&s).write_all(&data(50_000, 8)).unwrap();
             until_acknowledged(&s);

@@ -14,8 +14,8 @@ use crate::common::VANISH;
 const DEAD_AFTER: Duration = Duration::from_secs(3);
 
 /// Opens three connections: an idle one, one with unacknowledged data, and one whose far end reads
-/// nothing. Fills the third at once, and again after a line on standard input, and prints how many
-/// bytes were sent each time. Prints after another line how each connection has ended.
+/// nothing. Fills the third immediately, and again after a line on standard input, and prints how
+/// many bytes were sent each time. After another line, prints how each connection has ended.
 const PROGRAM: &str = "
 import errno, select, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

@@ -153,7 +153,7 @@ fn files_ranges_listings_and_errors() {
         let refused = String::from_utf8(site.ask(wrong)).unwrap();
         assert!(refused.starts_with(&format!("HTTP/1.1 {code}")), "{wrong}{refused}");
     }
-    // Several requests on one connection, sent at once.
+    // Several requests on one connection, sent in one write.
     let twice = "HEAD /big.bin HTTP/1.1\r\nHost: h\r\n\r\n\r\n\
                  GET /sub/page.html HTTP/1.2\r\nHost: h\r\nConnection: close\r\n\r\n";
     let answers = String::from_utf8(site.ask(twice)).unwrap();
@@ -183,7 +183,7 @@ fn requests_are_logged_and_the_log_is_reopened() {
     }
 }
 
-/// Waits until a log exists and has at least this many whole lines. Returns its text.
+/// Waits until a log exists and has at least this many complete lines. Returns its text.
 fn wait_for_lines(log: &Path, lines: usize) -> String {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

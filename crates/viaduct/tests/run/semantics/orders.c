@@ -1,4 +1,4 @@
-/* Makes the calls around a connect in different orders. Prints a line of results for each order.
+/* Makes the calls around a connect in different orders. Prints one line of results for each order.
  *
  *   orders FAMILY OPEN CLOSED FULL LATE LATE LATE LATE
  *
@@ -196,13 +196,13 @@ int main(int argc, char **argv)
     connect_to(fd, open_port), connect_to(fd, open_port), error_of(fd), peer(fd, open_port), polled(fd, 0);
     close(fd), end();
 
-    begin("not blocking");
+    begin("non-blocking");
     fd = open_socket(SOCK_NONBLOCK);
     connect_to(fd, open_port), polled(fd, 3000), error_of(fd), connect_to(fd, open_port);
     connect_to(fd, open_port), connect_to(fd, closed), peer(fd, open_port), error_of(fd);
     close(fd), end();
 
-    begin("not blocking, then blocking at once");
+    begin("non-blocking, then immediately blocking");
     fd = open_socket(SOCK_NONBLOCK);
     connect_to(fd, open_port), polled(fd, 3000), block(fd, 1), connect_to(fd, open_port);
     connect_to(fd, open_port);
@@ -221,7 +221,7 @@ int main(int argc, char **argv)
     connect_to(fd, open_port);
     close(fd), end();
 
-    begin("refused, not blocking");
+    begin("refused, non-blocking");
     fd = open_socket(SOCK_NONBLOCK);
     connect_to(fd, closed), polled(fd, 3000), error_of(fd), error_of(fd), connect_to(fd, closed);
     connect_to(fd, closed), polled(fd, 3000), error_of(fd), peer(fd, closed);
@@ -264,33 +264,33 @@ int main(int argc, char **argv)
         close(watch), close(fd), end();
     }
 
-    begin("within a time");
+    begin("time limit");
     fd = open_socket(0);
     limit(fd, 300);
     connect_within(fd, full, 0.3), connect_within(fd, full, 0.3), error_of(fd), peer(fd, full);
     block(fd, 0), connect_to(fd, full);
     close(fd), end();
 
-    begin("within a time, there");
+    begin("time limit, accepted");
     fd = open_socket(0);
     limit(fd, 5000);
     connect_to(fd, open_port), connect_to(fd, open_port);
     close(fd), end();
 
-    begin("within a time, refused");
+    begin("time limit, refused");
     fd = open_socket(0);
     limit(fd, 5000);
     connect_to(fd, closed), error_of(fd), connect_to(fd, closed), connect_to(fd, open_port);
     close(fd), end();
 
-    begin("within a time, there too late");
+    begin("time limit, accepted too late");
     fd = open_socket(0);
     limit(fd, 200);
     connect_within(fd, atoi(late[0]), 0.2), ask(atoi(late[0])), polled(fd, 8000), error_of(fd);
     connect_to(fd, atoi(late[0])), connect_to(fd, atoi(late[0])), peer(fd, atoi(late[0]));
     close(fd), end();
 
-    begin("not blocking, then blocking");
+    begin("non-blocking, then blocking");
     fd = open_socket(SOCK_NONBLOCK);
     connect_to(fd, atoi(late[1])), block(fd, 1), ask(atoi(late[1])), connect_to(fd, atoi(late[1]));
     connect_to(fd, atoi(late[1])), peer(fd, atoi(late[1]));
@@ -312,7 +312,7 @@ int main(int argc, char **argv)
     connect_to(fd, atoi(late[3]));
     close(fd), end();
 
-    begin("signals within a time");
+    begin("signals and a time limit");
     alarms(SA_RESTART, 200000);
     fd = open_socket(0);
     limit(fd, 3000);
@@ -346,7 +346,7 @@ int main(int argc, char **argv)
     connect_to(fd, open_port), disconnect(fd), peer(fd, open_port), connect_to(fd, open_port), peer(fd, open_port);
     close(fd), end();
 
-    begin("what is no socket, or no address");
+    begin("not a socket, or not an address");
     {
         struct sockaddr_storage at, other = { 0 };
         socklen_t length = address(&at, open_port);

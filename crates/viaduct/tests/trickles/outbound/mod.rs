@@ -152,7 +152,7 @@ fn a_server_without_trickles_is_reached_by_tcp() {
     let _server = Process::spawn(command).unwrap();
     assert!(within(Duration::from_secs(10), || world.connect_plain().is_ok()));
     let url = url(world.v4(), "big.bin");
-    // The server's TCP answers packets in TCP's format at once; UDP gets no answer.
+    // The server's TCP answers packets in TCP's format immediately; UDP gets no answer.
     for (way, most) in [("auto", 2), ("tcp", 2), ("udp", 6)] {
         let start = Instant::now();
         let run = format!("+trickles:way={way}");
