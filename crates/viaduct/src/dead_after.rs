@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::value_parser::dead_after;
 use crate::value_parser::table::{self, defaults, one};
 
-/// Limit for peers that acknowledge nothing.
+/// Time limit for peers that send no acknowledgements.
 #[derive(Clone, Copy, Debug, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DeadAfter {
@@ -19,7 +19,7 @@ pub struct DeadAfter {
 }
 
 impl DeadAfter {
-    /// Limit; `None` if the kernel's limits apply.
+    /// Time limit; `None` if the kernel's limits apply.
     pub fn limit(self) -> Option<Duration> {
         Some(self.dead_after).filter(|time| !time.is_zero())
     }

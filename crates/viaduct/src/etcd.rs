@@ -1,4 +1,4 @@
-//! Keys in etcd, by the JSON gateway of its version 3 API.
+//! Access to keys in etcd through the JSON gateway of its version 3 API.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -21,17 +21,17 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of an answer in bytes.
 const MAX_ANSWER: u64 = 1 << 20;
 
-/// Key in etcd, or the common part of several keys.
+/// Key in etcd, or common prefix of several keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Etcd {
     endpoints: Vec<SocketAddr>,
     key: String,
 }
 
-/// Value of a key, with the key.
+/// Key below the prefix of an [`Etcd`], and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Key, relative to the key of [`Etcd`].
+    /// Key, relative to that prefix.
     pub name: String,
     /// Value.
     pub value: String,
@@ -40,7 +40,7 @@ pub struct Entry {
 /// Answer to a range request.
 #[derive(Deserialize)]
 struct Range {
-    /// Missing if there is no such key.
+    /// Absent if there is no such key.
     #[serde(default)]
     kvs: Vec<KeyValue>,
 }
@@ -58,12 +58,12 @@ struct KeyValue {
 struct Lease {
     #[serde(rename = "ID")]
     id: String,
-    /// Missing if the lease has expired.
+    /// Absent if the lease has expired.
     #[serde(rename = "TTL")]
     ttl: Option<String>,
 }
 
-/// Answer in a stream of answers, as etcd's JSON gateway wraps it.
+/// Single answer of a stream, in the wrapper that etcd's JSON gateway adds.
 #[derive(Deserialize)]
 struct Streamed<T> {
     result: T,
@@ -91,7 +91,7 @@ impl std::fmt::Display for Etcd {
 
 impl Etcd {
     /// Reads the value of the key from the first endpoint that answers. Errors: the error of the
-    /// last endpoint, or there is no such key.
+    /// last endpoint, or "there is no such key".
     pub async fn read(&self) -> Result<String> {
         let asked = json!({"key": encoded(&self.key)});
         let range: Range = self.ask("kv/range", &asked).await?;
@@ -108,7 +108,9 @@ impl Etcd {
         let range: Range = self.ask("kv/range", &asked).await?;
         let entry = |of: &KeyValue| {
             let key = decoded(&of.key)?;
-            let name = key.strip_prefix(&first).context("a key that was not asked for")?;
+            let name = key
+                .strip_prefix(&first)
+                .context("etcd has returned a key outside the requested range")?;
             Ok(Entry { name: name.to_owned(), value: decoded(&of.value)? })
         };
         range.kvs.iter().map(entry).collect()
@@ -122,13 +124,13 @@ impl Etcd {
         self.ask::<Value>("kv/put", &asked).await.map(drop)
     }
 
-    /// Takes a lease, and returns its number. Errors: as [`Etcd::put`].
+    /// Requests a lease, and returns its ID. Errors: those of [`Etcd::put`].
     pub async fn grant(&self, ttl: Duration) -> Result<String> {
         let granted: Lease = self.ask("lease/grant", &json!({"TTL": ttl.as_secs()})).await?;
         Ok(granted.id)
     }
 
-    /// Renews a lease; returns false if it has expired. Errors: as [`Etcd::put`].
+    /// Renews a lease; returns false if the lease has expired. Errors: those of [`Etcd::put`].
     pub async fn renew(&self, lease: &str) -> Result<bool> {
         let renewed: Streamed<Lease> = self.ask("lease/keepalive", &json!({"ID": lease})).await?;
         Ok(renewed.result.ttl.is_some_and(|ttl| ttl != "0"))
@@ -150,7 +152,7 @@ impl Etcd {
 }
 
 async fn post<T: DeserializeOwned>(endpoint: SocketAddr, what: &str, body: &str) -> Result<T> {
-    // An answer to HTTP/1.0 is neither chunked nor followed by another one.
+    // With HTTP/1.0 the answer is not chunked, and the server closes the connection after it.
     let request = format!(
         "POST /v3/{what} HTTP/1.0\r\nHost: {endpoint}\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{body}",
@@ -163,15 +165,15 @@ async fn post<T: DeserializeOwned>(endpoint: SocketAddr, what: &str, body: &str)
     parsed(&answer)
 }
 
-/// Content of an answer.
+/// Parses the body of an HTTP answer.
 fn parsed<T: DeserializeOwned>(answer: &[u8]) -> Result<T> {
     let answer = String::from_utf8_lossy(answer);
-    let (head, body) = answer.split_once("\r\n\r\n").context("no answer of HTTP")?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("the answer is not HTTP")?;
     let status = head.split_whitespace().nth(1).unwrap_or_default();
     if status != "200" {
         bail!("status {status}: {}", body.lines().next().unwrap_or_default());
     }
-    serde_json::from_str(body).context("the answer is none of etcd")
+    serde_json::from_str(body).context("the answer is not from etcd")
 }
 
 fn encoded(text: &str) -> String {
@@ -205,9 +207,9 @@ mod tests {
         assert_eq!(decoded(&said(kvs).unwrap().kvs[0].value).unwrap(), "x");
         assert!(said("{\"header\":{}}").unwrap().kvs.is_empty());
         let error = |answer: &[u8]| parsed::<Range>(answer).err().unwrap().to_string();
-        assert!(error(format!("{ok}hello").as_bytes()).contains("none of etcd"));
+        assert!(error(format!("{ok}hello").as_bytes()).contains("not from etcd"));
         assert!(error(b"HTTP/1.0 404 Not Found\r\n\r\nno\n").contains("404"));
-        assert!(error(b"SSH-2.0").contains("no answer of HTTP"));
+        assert!(error(b"SSH-2.0").contains("the answer is not HTTP"));
         let lease = "{\"result\":{\"header\":{},\"ID\":\"7587848943239384586\",\"TTL\":\"30\"}}";
         let lease: Streamed<Lease> = parsed(format!("{ok}{lease}").as_bytes()).unwrap();
         assert_eq!((lease.result.id.len(), lease.result.ttl.as_deref()), (19, Some("30")));

@@ -1,4 +1,4 @@
-//! `viaduct key`: key pairs, and the secrets of `viaduct serve --key` and `--replicas`.
+//! `viaduct key`: key pairs, and the secrets for `viaduct serve --key` and `--replicas`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -18,43 +18,43 @@ use viaduct_sys::random::random;
 use crate::stdout::print_line;
 use crate::{root_secrets, value_parser};
 
-/// Name of the credential with which the systemd units pass the files of `/etc/viaduct` to
-/// a service.
+/// Name of the credential in which the systemd units pass the files of `/etc/viaduct` to a service.
 const CREDENTIAL: &str = "keys";
 
 /// Subcommands of `viaduct key`.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
-    /// Make a key pair: the secret key goes to a file that only you can read, the public key is
-    /// printed for the peers' configs
+    /// Create a key pair: the secret key is written to a file that only you can read, the public
+    /// key is printed for the peers' configs
     New {
-        /// The file to write; an existing one is left alone
+        /// File to create; an existing file is not overwritten
         #[arg(long, value_name = "FILE", default_value = "site.key")]
         out: PathBuf,
     },
-    /// Make a secret for `viaduct serve --key`, in a file that only you can read; replicas share it
+    /// Create a secret for `viaduct serve --key`, in a file that only you can read; replicas share
+    /// it
     Serve {
-        /// The file to write; an existing one is left alone. With -, write to standard output, to
-        /// add a secret to a file
+        /// File to create; an existing file is not overwritten. -: write to standard output, to add
+        /// a secret to a file
         #[arg(long, value_name = "FILE", default_value = "serve.key")]
         out: PathBuf,
         /// Number of the secret, 0 to 255, different from those in use
         #[arg(long, value_name = "N", default_value_t = 1)]
         number: u8,
     },
-    /// Make a file of root secrets for `viaduct serve --replicas`, from which replicas derive a
+    /// Create a file of root secrets for `viaduct serve --replicas`, from which replicas derive a
     /// secret for each period
     Replicas {
-        /// The file to write; an existing one is left alone
+        /// File to create; an existing file is not overwritten
         #[arg(long, value_name = "FILE", default_value = "replicas.toml")]
         out: PathBuf,
         /// Length of a period, 10s to 366d
         #[arg(long, value_name = "TIME", default_value = root_secrets::PERIOD)]
         period: String,
-        /// Add a root, which replaces the last one, to this file instead of making a new file
+        /// Add a root, which replaces the latest one, to this file instead of creating a new file
         #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "period"])]
         add: Option<PathBuf>,
-        /// Time from now until the added root is used: by then all replicas must have the file
+        /// Time until the added root is used; by then all replicas must have the file
         #[arg(long, value_name = "TIME", default_value = "10m", value_parser = value_parser::time,
               requires = "add")]
         after: Duration,
@@ -79,7 +79,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     print_line!("{}", key.public())
 }
 
-/// Warning about `option`'s file, if other users can read its secret.
+/// Returns a warning if users other than the owner can access `file`, the value of `option`.
 pub fn readable_by_others(option: &str, file: &Path) -> Option<String> {
     let mode = std::fs::metadata(file).map_or(0, |meta| meta.permissions().mode() & 0o777);
     let file = file.display();
@@ -101,7 +101,7 @@ fn make(out: &Path) -> Result<SecretKey> {
 /// Writes a secret key to a new file, which only its owner can read.
 ///
 /// # Errors
-/// The file exists already, or cannot be written.
+/// The file already exists, or cannot be written.
 pub fn write(out: &Path, key: &SecretKey) -> Result<()> {
     let mut file = create(out).map_err(|error| refused(out, error))?;
     fill(&mut file, out, &format!("{}\n", key.to_text()))
@@ -114,7 +114,8 @@ fn fill(file: &mut File, out: &Path, text: &str) -> Result<()> {
     written.with_context(|| format!("cannot write {}", out.display()))
 }
 
-/// Makes a line as `viaduct serve --key` reads it: the number, and 64 hexadecimal digits.
+/// Writes a new secret in the format of `viaduct serve --key`: a line with the number and 64
+/// hexadecimal digits.
 fn make_secret(out: &Path, number: u8) -> Result<()> {
     let digits: String = random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let line = format!("{number} {digits}");
@@ -123,9 +124,8 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
     }
     let mut file = create(out).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => anyhow!(
-            "{0} exists already, and is left alone: `viaduct key serve --number N --out - >> {0}` \
-                adds a secret, \
-             `--out FILE` makes another file",
+            "{0} already exists; not overwritten: `viaduct key serve --number N --out - >> {0}` \
+             adds a secret, `--out FILE` creates another file",
             out.display()
         ),
         _ => refused(out, error),
@@ -133,12 +133,12 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
     fill(&mut file, out, &format!("{line}\n"))
 }
 
-/// Makes a file of root secrets.
+/// Creates a file of root secrets.
 fn make_roots(out: &Path, period: &str) -> Result<()> {
     let text = root_secrets::new_file(period, random()?, SystemTime::now())?;
     let mut file = create(out).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => anyhow!(
-            "{0} exists already, and is left alone: `viaduct key replicas --add {0}` adds a root",
+            "{0} already exists; not overwritten: `viaduct key replicas --add {0}` adds a root",
             out.display()
         ),
         _ => refused(out, error),
@@ -155,7 +155,7 @@ fn add_root(file: &Path, after: Duration) -> Result<()> {
         .with_context(|| file.display().to_string())?;
     replace_secret_file(file, text.as_bytes())?;
     let from = humantime::format_rfc3339_seconds(from);
-    print_line!("the new root is used from {from} on: until then, distribute {}", file.display())
+    print_line!("the new root is used from {from}: distribute {} before then", file.display())
 }
 
 /// Creates a file that only its owner can read.
@@ -167,8 +167,8 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
     let file = out.display();
     match error.kind() {
         io::ErrorKind::AlreadyExists => anyhow!(
-            "{file} exists already, and is left alone: `viaduct key show {file}` prints its public \
-             key, `viaduct key new --out FILE` makes another"
+            "{file} already exists; not overwritten: `viaduct key show {file}` prints its public \
+             key, `viaduct key new --out FILE` creates another key pair"
         ),
         _ => anyhow::Error::new(error).context(format!("cannot create {file}")),
     }
@@ -187,7 +187,7 @@ pub fn accessible(file: &Path) -> PathBuf {
     copy().filter(|_| is_denied).unwrap_or_else(|| file.to_owned())
 }
 
-/// Reads a secret key's file. Errors: the file cannot be read, or holds no key.
+/// Reads a secret key from a file. Errors: the file cannot be read, or does not contain a key.
 pub fn read(file: &Path) -> Result<SecretKey> {
     let text = std::fs::read_to_string(accessible(file));
     let text = text.with_context(|| file.display().to_string())?;
@@ -218,8 +218,8 @@ mod tests {
         assert_eq!(readable_by_others("key", &file), None);
         let text = std::fs::read_to_string(&file).unwrap();
         let again = make_secret(&file, 8).unwrap_err().to_string();
-        assert!(again.contains("exists already") && again.contains("--number N"), "{again}");
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "it is left alone");
+        assert!(again.contains("already exists") && again.contains("--number N"), "{again}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "not overwritten");
         std::fs::remove_dir_all(&at).unwrap();
     }
 }

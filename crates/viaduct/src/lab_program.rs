@@ -1,5 +1,5 @@
-//! `viaduct demo` and `viaduct lab` in a build without the feature `lab`: they are handed to the
-//! program `viaduct-lab`, the same binary with that feature, if it is installed.
+//! `viaduct demo` and `viaduct lab` in a build without the feature `lab`: they start the program
+//! `viaduct-lab`, which is this binary built with that feature, if it is installed.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,11 +9,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Directories in which the program is looked for, relative to that of the running program.
+/// Directories to search for the program, relative to the directory of the running program.
 const PLACES: [&str; 2] = [".", "../lib/viaduct"];
 const PROGRAM: &str = "viaduct-lab";
 
-/// Arguments for the other program.
+/// Arguments for `viaduct-lab`.
 #[derive(Debug, clap::Args)]
 pub struct LabArgs {
     /// Arguments; --help shows them

@@ -99,7 +99,7 @@ enum Command {
         #[command(flatten)]
         args: fleet::FleetArgs,
     },
-    /// Write the first config of a site's gateway: ask, or take flags; print the other site's
+    /// Write the first config of a site's gateway, from questions or flags; print the other site's
     /// command
     #[command(after_help = setup::EXAMPLES)]
     Setup {
@@ -112,12 +112,12 @@ enum Command {
         #[command(flatten)]
         options: Box<proxy::ProxyOptions>,
     },
-    /// Run many hops, of which only those in use have a process: each is started by its first SYN
+    /// Run many hops, of which only those in use have a process: the first SYN to a hop starts it
     HopAgent {
         #[command(flatten)]
         args: hop_agent::HopAgentArgs,
     },
-    /// Run a program whose connections pass handlers: viaduct run +shape:rate=2M -- curl ...
+    /// Run a program, with handlers on its connections: viaduct run +shape:rate=2M -- curl ...
     Run {
         #[command(flatten)]
         args: run::RunArgs,
@@ -168,7 +168,7 @@ enum Command {
         #[command(flatten)]
         args: dash::DashArgs,
     },
-    /// Let a proxy or a gateway continue in a process of the installed version: no connection is
+    /// Continue a proxy or a gateway in a new process of the installed version: no connection is
     /// refused or reset, and repairs pause for up to 50 ms
     Upgrade {
         #[command(flatten)]
@@ -180,7 +180,7 @@ enum Command {
         #[command(flatten)]
         args: observe::ObserveArgs,
     },
-    /// Make and show keys
+    /// Create and show keys
     #[command(subcommand)]
     Key(key::KeyCommand),
     /// Print shell completions: viaduct completions bash
@@ -216,7 +216,7 @@ pub fn handlers() -> Registry {
 
 /// Runs the service that the command line selects, with the handlers of `registry`.
 pub fn main(registry: Registry) -> ExitCode {
-    // All services wait for child processes, which fails if the parent ignored SIGCHLD.
+    // All services wait for child processes, which fails if the parent process ignored SIGCHLD.
     viaduct_sys::process::inherited_state::reset_sigchld();
     viaduct_sys::process::static_link::restrict_host_lookups();
     let words = run::expand(std::env::args_os());
@@ -239,12 +239,12 @@ pub fn main(registry: Registry) -> ExitCode {
     }
 }
 
-/// Prints the error of the command line, or the help that was requested, and exits.
+/// Prints the command line's error, or the help that was requested, and exits.
 fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
     let Some(failed) = failed.filter(|_| error.use_stderr()) else { error.exit() };
     match run::suggestion(error) {
         Some(suggestion) => eprintln!("viaduct: {suggestion}"),
-        // Printing fails if standard error is closed; only the exit status is left then.
+        // Printing fails if standard error is closed; the exit status then reports the failure.
         None => drop(error.print()),
     }
     std::process::exit(failed.into());

@@ -1,4 +1,4 @@
-//! The binary `viaduct`, with the handlers that come with it.
+//! The binary `viaduct`, with the handlers that come with Viaduct.
 
 fn main() -> std::process::ExitCode {
     viaduct::main(viaduct::handlers())

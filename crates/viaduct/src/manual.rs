@@ -10,7 +10,7 @@ use crate::stdout::print;
 /// Arguments of `viaduct man`.
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// Directory to write the pages into; created if missing
+    /// Directory for the pages; created if missing
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }
@@ -22,7 +22,7 @@ pub struct CompletionArgs {
     shell: Shell,
 }
 
-/// Writes `viaduct.1` and one page for each subcommand of `command`, as `viaduct-gateway.1`.
+/// Writes `viaduct.1`, and one page for each subcommand of `command`, such as `viaduct-gateway.1`.
 pub fn write_pages(command: clap::Command, args: &ManArgs) -> Result<()> {
     let written = std::fs::create_dir_all(&args.dir)
         .and_then(|()| clap_mangen::generate_to(command, &args.dir));
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_named() {
+    fn a_directory_that_cannot_be_created_is_named() {
         let dir = PathBuf::from("/proc/none/man1");
         let error = write_pages(command(), &ManArgs { dir }).unwrap_err();
         assert!(error.to_string().contains("/proc/none/man1"), "{error}");

@@ -19,9 +19,9 @@ pub enum Phase {
     Ready,
     /// A reload has begun.
     Reloading,
-    /// The service is ending: it drains flows, or restores the machine's settings.
+    /// The service is stopping: it drains flows, or restores the machine's settings.
     Stopping,
-    /// The watchdog's answer: the service's loops run.
+    /// Answer to the watchdog: no event loop of the service hangs.
     Alive,
 }
 
@@ -30,15 +30,15 @@ pub fn notify(phase: Phase) {
     report(&message(phase));
 }
 
-/// Reports that process `pid`, which this process has started, is the service's main process from
-/// now on, and is up.
+/// Reports that process `pid`, which this process has started, is now the service's main process,
+/// and is up.
 pub fn notify_main_process(pid: u32) {
     report(&format!("MAINPID={pid}\nREADY=1\n"));
 }
 
 /// Returns whether a service manager follows this service to the process that
-/// [`notify_main_process`] names. Without such a manager, the end of this process is the end of the
-/// service: a supervisor starts it again, and a container of which this is the first process ends.
+/// [`notify_main_process`] names. Without such a manager, the service ends with this process: a
+/// supervisor then restarts the service, and a container stops if this is its first process.
 pub fn is_main_process_followed() -> bool {
     is_followed(env::var_os("NOTIFY_SOCKET").as_deref(), std::process::id())
 }
@@ -65,7 +65,7 @@ fn message(phase: Phase) -> String {
 }
 
 fn send(socket: &OsStr, message: &str) -> std::io::Result<()> {
-    // A leading @ denotes an abstract name.
+    // A leading `@` denotes an abstract name.
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
@@ -97,12 +97,12 @@ mod tests {
         send(path.as_os_str(), &message(Phase::Ready)).unwrap();
         send(OsStr::new(&format!("@{abstract_name}")), &message(Phase::Reloading)).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let hear = |socket: UnixDatagram| {
+        let receive = |socket: UnixDatagram| {
             let mut text = [0; 100];
             let len = socket.recv(&mut text).unwrap();
             String::from_utf8(text[..len].to_vec()).unwrap()
         };
-        assert_eq!(hear(at_path), "READY=1\n");
-        assert!(hear(abstractly).starts_with("RELOADING=1\nMONOTONIC_USEC="));
+        assert_eq!(receive(at_path), "READY=1\n");
+        assert!(receive(abstractly).starts_with("RELOADING=1\nMONOTONIC_USEC="));
     }
 }

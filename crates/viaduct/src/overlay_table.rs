@@ -1,5 +1,5 @@
-//! Tables of overlay nodes on this machine, for handlers and proxies: a thread follows the socket
-//! of each node.
+//! Route tables of the overlay nodes on this machine, for handlers and proxies: a thread per node
+//! reads the table's updates from the node's socket.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,16 +10,17 @@ use std::time::Duration;
 use viaduct_proto::handlers::{Overlays, Tables};
 use viaduct_proto::overlay::Table;
 
-/// Request to a node's socket for its table at every change.
+/// Request for a node's table, and for an update at every change.
 pub const FOLLOW: &[u8] = b"follow\n";
-/// Read timeout. A node publishes its table every second; a silent one is considered gone.
+/// Read timeout. A node publishes its table every second; a silent node is considered stopped.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
-/// Delay before the next attempt.
+/// Delay before the next attempt to connect.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// Time for which the first flow waits for the first table.
+/// Maximum time for which the first flow waits for the first table.
 const FIRST_TABLE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Returns the tables of nodes. A node is followed as soon as a flow needs its table.
+/// Returns a lookup of node tables by socket path. The thread of a node starts when a flow first
+/// needs its table.
 pub fn overlays() -> Overlays {
     Arc::new(|path| {
         let follower = Arc::new(Follower { path: path.into(), ..Follower::default() });
@@ -32,8 +33,8 @@ pub fn overlays() -> Overlays {
 struct Follower {
     path: PathBuf,
     started: OnceLock<()>,
-    /// Latest table, if known; and true once a table was read, or an attempt to read one
-    /// has failed.
+    /// Latest table, if known; and true once a table has been read or an attempt to read it has
+    /// failed.
     state: Mutex<(Option<Arc<Table>>, bool)>,
     changed: Condvar,
 }
@@ -42,7 +43,7 @@ impl Follower {
     fn table(self: &Arc<Self>) -> Option<Arc<Table>> {
         self.started.get_or_init(|| {
             let follower = Arc::downgrade(self);
-            // Without a thread no table is ever known, and flows go directly.
+            // If the thread cannot be started, there is never a table, and flows connect directly.
             let _ = std::thread::Builder::new().name("overlay".to_owned()).spawn(move || {
                 while let Some(follower) = follower.upgrade() {
                     let _ = follower.follow();
@@ -60,7 +61,8 @@ impl Follower {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// Follows the node until it is silent or gone, or nothing needs its table any more.
+    /// Reads the node's updates until the node is silent or has closed the connection, or no flow
+    /// needs its table any more.
     fn follow(self: &Arc<Self>) -> std::io::Result<()> {
         let mut stream = connect(&self.path)?;
         stream.write_all(FOLLOW)?;

@@ -1,4 +1,4 @@
-//! Random bytes for protocol cores.
+//! Random bytes for the protocol cores.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Rate limit for log lines that remote hosts can cause. The same line is logged only a few times
-//! per interval. The first repetition in a later interval also shows how many were suppressed.
+//! per interval. Its first repetition in a later interval also shows how many lines were
+//! suppressed.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,10 +11,10 @@ use tracing::warn;
 
 /// Interval in which lines of the same key are logged at most `max_lines` times.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum number of keys; further ones share one allowance.
+/// Maximum number of keys; further keys share one allowance.
 const MAX_KEYS: usize = 256;
 
-/// Log lines with a rate limit. Lines with the same key count as the same line.
+/// Log whose lines are rate-limited. Lines with the same key count as the same line.
 #[derive(Debug)]
 pub struct RateLimitedLog<K> {
     /// Maximum number of lines of a key in one interval.
@@ -37,7 +38,7 @@ struct LineCount {
 }
 
 impl<K: Eq + Hash> RateLimitedLog<K> {
-    /// Creates a limit of `max_lines` lines of a key in one interval.
+    /// Creates a log with a limit of `max_lines` lines of a key in one interval.
     pub const fn new(max_lines: u64) -> RateLimitedLog<K> {
         RateLimitedLog { max_lines, counts: Mutex::new(Counts { keys: None, others: None }) }
     }
@@ -56,7 +57,8 @@ impl<K: Eq + Hash> RateLimitedLog<K> {
         self.count(key, Instant::now()).is_some()
     }
 
-    /// Number of lines suppressed since the last logged one; `None` if this one is suppressed too.
+    /// Counts a line of `key`. Returns the number of lines suppressed since the last logged line;
+    /// `None` if this line must be suppressed too.
     fn count(&self, key: K, now: Instant) -> Option<u64> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let Counts { keys, others } = &mut *counts;
@@ -97,18 +99,18 @@ mod tests {
     fn repeated_messages_are_logged_at_intervals() {
         let log = RateLimitedLog::new(2);
         let now = Instant::now();
-        let heard: Vec<_> = (0..5).map(|_| log.count(1, now)).collect();
-        assert_eq!(heard, [Some(0), Some(0), None, None, None]);
+        let logged: Vec<_> = (0..5).map(|_| log.count(1, now)).collect();
+        assert_eq!(logged, [Some(0), Some(0), None, None, None]);
         assert_eq!(log.count(2, now), Some(0));
         assert_eq!(log.count(1, now + INTERVAL), Some(3));
         assert_eq!(log.count(1, now + INTERVAL), Some(0));
-        let heard = (0..2 * MAX_KEYS).filter(|n| log.count(*n, now + INTERVAL).is_some()).count();
+        let logged = (0..2 * MAX_KEYS).filter(|n| log.count(*n, now + INTERVAL).is_some()).count();
         assert!(log.counts.lock().unwrap().keys.as_ref().unwrap().len() <= MAX_KEYS);
-        assert_eq!(heard, MAX_KEYS + 1, "keys beyond the limit share one allowance");
+        assert_eq!(logged, MAX_KEYS + 1, "keys beyond the limit share one allowance");
     }
 
     #[test]
-    fn one_that_has_very_many_keys_hides_nothing_of_others_for_ever() {
+    fn a_flood_of_keys_suppresses_another_key_only_for_an_interval() {
         let log = RateLimitedLog::new(1);
         let now = Instant::now();
         (0..MAX_KEYS + 5).for_each(|n| _ = log.count(n, now));

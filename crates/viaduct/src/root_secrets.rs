@@ -1,5 +1,5 @@
-//! File of the root secrets from which replicas derive the secret of each period, as
-//! `viaduct key replicas` writes it and `viaduct serve --replicas` reads it.
+//! File of the root secrets from which replicas derive the secret of each period. `viaduct key
+//! replicas` writes it, and `viaduct serve --replicas` reads it.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use crate::value_parser::table::{Wait, one};
 
 /// Default length of a period in a new file.
 pub const PERIOD: &str = "1day";
-/// Digits of a secret.
+/// Number of hexadecimal digits of a secret.
 const DIGITS: usize = 64;
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ fn one_period() -> u8 {
     1
 }
 
-/// Parses the text of a file. Errors: the place, the mistake and a correct form; never a secret.
+/// Parses the text of a file. Errors: the position, the mistake and a correct form; never a secret.
 pub fn parse(text: &str) -> Result<Rotation> {
     let (period, keep, roots) = read(text)?;
     Ok(Rotation::new(period, keep, roots)?)
@@ -76,7 +76,7 @@ fn secret(digits: &str) -> Option<[u8; 32]> {
     Some(secret)
 }
 
-/// Text of a new file with one root, with which replicas seal from now on.
+/// Returns the text of a new file with one root, with which replicas seal from `now`.
 pub fn new_file(period: &str, secret: [u8; 32], now: SystemTime) -> Result<String> {
     let head = format!(
         "# Root secrets of a service's replicas (viaduct serve --replicas): keep them secret.\n\
@@ -88,13 +88,13 @@ pub fn new_file(period: &str, secret: [u8; 32], now: SystemTime) -> Result<Strin
     Ok(text)
 }
 
-/// Text of a file with one more root, with which replicas seal from `from` on. Roots without an
-/// effect are not removed. Errors: the text is no valid file, has as many roots as are allowed, or
-/// has a root that begins at `from`.
+/// Returns the text of a file with one more root, with which replicas seal from time `from`. Roots
+/// that no longer have an effect are not removed. Errors: the text is not a valid file, already has
+/// the maximum number of roots, or has a root that begins at `from`.
 pub fn add_root(text: &str, secret: [u8; 32], from: SystemTime) -> Result<String> {
     let (_, _, roots) = read(text)?;
     if roots.len() >= MAX_ROOTS {
-        bail!("{} roots: remove the oldest [[root]], which has no effect any more", roots.len());
+        bail!("{} roots: remove the oldest [[root]], which no longer has an effect", roots.len());
     }
     let last = roots.iter().max_by_key(|root| root.from).map_or(0, |root| root.number);
     let numbers = (1..=*ROOT_NUMBERS.end()).map(|n| (last + n) % (ROOT_NUMBERS.end() + 1));
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_file_and_one_with_more_roots_are_read() {
+    fn files_with_one_root_and_with_more_roots_are_read() {
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let first = new_file(PERIOD, [1; 32], now).unwrap();
         let alone = parse(&first).unwrap();

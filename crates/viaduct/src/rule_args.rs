@@ -1,4 +1,4 @@
-//! Rules that say which flows the chain applies to, from the command line and from files.
+//! Rules that select the flows to which the chain applies, from the command line and from files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub struct RuleArgs {
     /// 192.0.2.1:8000-8999 [repeatable]
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Let flows that match PATTERN go direct, as without viaduct [repeatable]
+    /// Let flows that match PATTERN connect directly, as without viaduct [repeatable]
     #[arg(long, value_name = "PATTERN")]
     except: Vec<String>,
     /// Refuse flows that match PATTERN [repeatable]
@@ -35,7 +35,7 @@ pub struct RuleArgs {
 impl RuleArgs {
     /// Returns the rules that the options define for a chain. `guards` is true if a handler of the
     /// chain hides or protects data. Errors: the file cannot be read, or a rule is malformed; the
-    /// error then names the rule's place and the right form.
+    /// error then names the rule's position and the expected form.
     pub fn load(&self, guards: bool) -> Result<Rules> {
         let mut rules = Rules::EVERYTHING;
         rules.strict = self.strict || guards && !self.no_strict;

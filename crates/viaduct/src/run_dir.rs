@@ -1,6 +1,6 @@
 //! Default directory of a service's sockets and journal.
 //!
-//! `VIADUCT_RUN_DIR` if that is set; else
+//! `VIADUCT_RUN_DIR` if that is set; otherwise:
 //!
 //! | user | directory |
 //! |---|---|
@@ -23,21 +23,21 @@ use crate::value_parser::table::defaults;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunDir {
-    /// Directory of sockets and journals [default: $RUNTIME_DIRECTORY; else for root /run/viaduct
-    /// or, if that is another user's, /run/viaduct-root; else $XDG_RUNTIME_DIR/viaduct or
-    /// /tmp/viaduct-UID]
+    /// Directory of sockets and journals [default: $RUNTIME_DIRECTORY; otherwise for root
+    /// /run/viaduct or, if that is another user's, /run/viaduct-root; for other users
+    /// $XDG_RUNTIME_DIR/viaduct or /tmp/viaduct-UID]
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
     run_dir: Option<PathBuf>,
 }
 
 impl RunDir {
-    /// Directory of the option, or the default one, which this call may create.
+    /// Directory of the option, or the default directory, which this call may create.
     pub fn path(&self) -> PathBuf {
         self.run_dir.clone().unwrap_or_else(default_run_dir)
     }
 
-    /// Directories in which services are looked for: the option's or the default one, and those
-    /// that [`implied`] adds to it if it is root's directory or the system's.
+    /// Directories in which services are searched for: that of [`RunDir::path`], and the
+    /// directories that [`implied`] adds to it.
     pub fn searched(&self) -> Vec<PathBuf> {
         let own = self.path();
         let others = implied(&own);
@@ -45,8 +45,8 @@ impl RunDir {
     }
 }
 
-/// Path of a running service's file: `path`; but if it lies in root's directory ([`ROOT`]) and does
-/// not exist, the same name in the system's directory ([`SYSTEM`]).
+/// Path of a running service's file: `path`; but if `path` is in root's directory ([`ROOT`]) and
+/// does not exist, the same name in the system's directory ([`SYSTEM`]).
 pub fn running(path: PathBuf) -> PathBuf {
     match path.strip_prefix(ROOT) {
         Ok(name) if !path.exists() => Path::new(SYSTEM).join(name),
@@ -54,8 +54,8 @@ pub fn running(path: PathBuf) -> PathBuf {
     }
 }
 
-/// Path of a service's socket from which its status is read: `path`, or the same name in the first
-/// of the [implied] directories that has such a file.
+/// Path of a service's status socket: `path` if it exists; otherwise the same name in the first of
+/// the [implied] directories that has such a file.
 pub fn shown(path: PathBuf) -> PathBuf {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return path };
     let others = implied(directory).iter().map(|other| Path::new(other).join(name));
@@ -63,9 +63,9 @@ pub fn shown(path: PathBuf) -> PathBuf {
     all.find(|one| one.exists()).unwrap_or(path)
 }
 
-/// Directories to search beside `directory`: for root's, where services are that root starts by
-/// hand, the system's and that of the package's hop agent; for the system's, that of the hop agent;
-/// none otherwise.
+/// Directories to search in addition to `directory`: for root's directory, which has the services
+/// that root starts by hand, the system's and that of the package's hop agent; for the system's
+/// directory, that of the hop agent; otherwise none.
 fn implied(directory: &Path) -> &'static [&'static str] {
     match directory.to_str() {
         Some(ROOT) => &[SYSTEM, HOPS],
@@ -80,21 +80,21 @@ impl From<&Path> for RunDir {
     }
 }
 
-/// Directory of the system's services.
+/// Directory of the services that the system starts.
 pub const SYSTEM: &str = "/run/viaduct";
-/// Directory of root's services while the system's belongs to another user, who could replace files
-/// in it: a package's services have a user of their own.
+/// Directory of root's services if [`SYSTEM`] belongs to another user, which could replace files in
+/// it: a package's services have a user of their own.
 pub const ROOT: &str = "/run/viaduct-root";
 /// Directory of a package's hop agent, whose user is not that of the system's services.
 pub const HOPS: &str = "/run/viaduct-hops";
-/// Parent of private directories, in which users cannot delete files of others.
+/// Parent of private directories. It is sticky: users cannot delete files of other users in it.
 const TMP: &str = "/tmp";
 
 /// Default directory of this user's services.
 ///
-/// A directory below `/tmp` is created here, because any other user could create it first. If
-/// another user has created it, the system's directory is returned; the user cannot create a socket
-/// there, and so gets an error.
+/// A directory below `/tmp` is created by this call, because any other user could create it later.
+/// If another user has already created it, the system's directory is returned, in which this user
+/// cannot create a socket, and so gets an error.
 pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if let Some(given) = env::var_os("VIADUCT_RUN_DIR").filter(|dir| !dir.is_empty()) {
@@ -118,13 +118,13 @@ pub fn default_run_dir() -> PathBuf {
     }
 }
 
-/// Text that lists directories, for a message.
+/// Joins directories to a list, for a message.
 pub fn listed(directories: &[PathBuf]) -> String {
     let names: Vec<_> = directories.iter().map(|of| of.display().to_string()).collect();
     names.join(" and ")
 }
 
-/// Root's directory, given the system's directory.
+/// Directory of root's services, given the system's directory.
 fn of_root(system: &Path) -> &Path {
     match fs::symlink_metadata(system) {
         Ok(found) if found.uid() != 0 => Path::new(ROOT),
@@ -132,8 +132,8 @@ fn of_root(system: &Path) -> &Path {
     }
 }
 
-/// Creates `directory` if it does not exist. Errors: `directory` belongs to another user than
-/// `user`, other users have a permission on it, or it is a file or a link.
+/// Creates `directory` if it does not exist. Errors: `directory` belongs to a user other than
+/// `user`, other users have permissions on it, or it is a file or a link.
 fn own(directory: &Path, user: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_enter_or_have_made_is_not_used() {
+    fn a_directory_that_others_may_enter_or_have_created_is_not_used() {
         let place = env::temp_dir().join(format!("viaduct-run-dir-{}", std::process::id()));
         fs::create_dir_all(&place).unwrap();
         let user = rustix::process::geteuid().as_raw();

@@ -1,6 +1,6 @@
-//! Signals that end a service or make it reload its config. They are registered before anything
-//! is changed on the machine: a signal to end that arrives during the start is handled after the
-//! start, and the changes are reverted.
+//! Signals that terminate a service or make it reload its config. They are registered before the
+//! service changes anything on the machine: a SIGTERM that arrives during the start is handled
+//! after the start, so that the changes are reverted.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use viaduct_sys::process::signals;
 
-/// Signals, and the runtime of the control side that receives them.
+/// Signals, and the runtime that receives them on the control side.
 #[derive(Debug)]
 pub struct Signals {
     runtime: Runtime,
@@ -42,8 +42,8 @@ pub enum Pause {
 }
 
 impl Signals {
-    /// Registers the signals: from now on none of them terminates the process by default. Those
-    /// that the parent process has blocked are handled from now on.
+    /// Registers the signals, so that none of them terminates the process by default. Signals that
+    /// the parent process has blocked are unblocked.
     pub fn register() -> Result<Signals> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let streams = {
@@ -59,7 +59,7 @@ impl Signals {
         Ok(Signals { runtime, streams })
     }
 
-    /// Waits for `time`, or for the next signal.
+    /// Waits until `time` has passed, or for the next signal.
     pub fn pause(&mut self, time: Duration) -> Pause {
         let streams = &mut self.streams;
         self.runtime.block_on(async {
@@ -78,7 +78,7 @@ impl Signals {
     }
 }
 
-/// Waits for the next one of two signals. No signal is lost if the future is dropped.
+/// Waits for either of two signals. No signal is lost if the future is dropped.
 pub async fn either(one: &mut Signal, other: &mut Signal) {
     tokio::select! {
         _ = one.recv() => {}

@@ -1,5 +1,5 @@
-//! Source of a client, by which limits and rate-limited logs count: with IPv6 a host can use any
-//! address of its network, so single addresses would evade a limit.
+//! Source of a client, by which limits and rate-limited logs count: an IPv6 host can use any
+//! address of its network, so it could evade a limit for single addresses.
 
 use std::net::{IpAddr, Ipv6Addr};
 

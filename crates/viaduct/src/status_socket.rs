@@ -21,14 +21,14 @@ use viaduct_sys::process::dir_lock::DirLock;
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Mode of the socket: the service's user and group may read the status.
 const SOCKET_MODE: u32 = 0o660;
-/// Time within which a process that takes over replaces the socket.
+/// Time within which a process that takes over the service must replace the socket.
 const REPLACE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval of checks whether the socket has been replaced.
 const REPLACE_POLL: Duration = Duration::from_millis(1);
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Name of a service's socket; the file is removed when this value is dropped.
+/// File name of a service's socket; the file is removed when this value is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Name {
@@ -53,7 +53,7 @@ impl Drop for Name {
     }
 }
 
-/// File of a socket, which another process is to replace.
+/// File of a socket that another process will replace.
 #[derive(Debug)]
 pub struct SocketFile<'a> {
     path: &'a Path,
@@ -61,12 +61,12 @@ pub struct SocketFile<'a> {
 }
 
 impl SocketFile<'_> {
-    /// File that `path` names now.
+    /// File to which `path` currently refers.
     pub fn of(path: &Path) -> SocketFile<'_> {
         SocketFile { path, file: file_of(path) }
     }
 
-    /// Waits until `path` names another file, for at most a second.
+    /// Waits until `path` refers to another file, for at most a second.
     pub fn wait_until_replaced(&self) {
         let deadline = Instant::now() + REPLACE_TIMEOUT;
         while file_of(self.path) == self.file && Instant::now() < deadline {
@@ -80,7 +80,7 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// Opens the status socket `path`, and creates its directory. Must be called in a runtime. Errors:
-/// a service of this name runs, or the socket cannot be created.
+/// a service of this name is running, or the socket cannot be created.
 pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     // The lock serializes services that start at the same time.
     let _lock = DirLock::around(path)
@@ -94,7 +94,7 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     Ok((listener, Name::of(path)))
 }
 
-/// Socket under a temporary name. It is to replace the socket of the running process.
+/// Socket under a temporary name, which will replace the socket of the running process.
 #[derive(Debug)]
 #[must_use]
 pub struct Unpublished {
@@ -103,7 +103,8 @@ pub struct Unpublished {
 }
 
 impl Unpublished {
-    /// Gives the socket its name, in one step: clients find the old socket or this one.
+    /// Renames the socket to its final name. The rename is atomic: clients find the old socket or
+    /// this one.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -114,14 +115,14 @@ impl Unpublished {
     }
 }
 
-/// Temporary name at which [`beside`] binds the socket `path`.
+/// Temporary name under which [`beside`] binds the socket for `path`.
 pub fn temporary_path(path: &Path) -> PathBuf {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     PathBuf::from(temporary)
 }
 
-/// Opens the socket `path` by `bind` under a temporary name.
+/// Opens the socket for `path` with `bind`, under a temporary name.
 ///
 /// # Errors
 /// The socket cannot be created.
@@ -130,7 +131,7 @@ pub fn beside<L>(
     bind: impl FnOnce(&Path) -> io::Result<L>,
 ) -> Result<(L, Unpublished)> {
     let temporary = temporary_path(path);
-    // Left by a process that was killed.
+    // A process that was killed may have left it.
     let _ = fs::remove_file(&temporary);
     let bound = bind(&temporary);
     let listener =
@@ -139,8 +140,8 @@ pub fn beside<L>(
     Ok((listener, Unpublished { temporary: Name::of(&temporary), path: path.to_owned() }))
 }
 
-/// Sets mode and group of a socket that this process has created. Another user may own the
-/// directory, and have replaced the socket by a link, which is not followed.
+/// Sets the mode and group of a socket that this process has created. If another user owns the
+/// directory, that user may have replaced the socket with a link, which is not followed.
 fn set_mode(path: &Path) -> Result<()> {
     let set = || -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -182,13 +183,14 @@ pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Resu
     Ok(())
 }
 
-/// Checks that no service answers at `socket`, because [`open`] would replace its socket. The
-/// socket of a killed service remains, but does not answer. Errors: a service answers.
+/// Checks that no service accepts connections at `socket`, because [`open`] would replace its
+/// socket. The file of a killed service remains, but refuses connections. Errors: a service
+/// accepts.
 pub fn check_free(socket: &Path) -> Result<()> {
     match UnixStream::connect(socket) {
         Ok(_) => bail!(
-            "{}: a service of this name runs, or still drains its flows: wait for its end, or give \
-             this one another name or run-dir",
+            "{}: a service of this name runs, or still drains its flows: wait until it has ended, \
+             or give this service another name or run-dir",
             socket.display()
         ),
         Err(_) => Ok(()),

@@ -1,4 +1,4 @@
-//! Standard output, where a closed pipe, as with `head`, is not an error.
+//! Writing to standard output. A closed pipe, as with `head`, is not an error.
 
 use std::io::{self, ErrorKind, Write as _};
 
@@ -13,7 +13,7 @@ pub(crate) use print_line;
 /// Prints `text`.
 ///
 /// # Errors
-/// Standard output cannot be written, and is not a closed pipe.
+/// Writing fails for a reason other than a closed pipe.
 pub fn print(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),

@@ -1,6 +1,6 @@
 //! `viaduct steer`: redirects connections of this host's programs to a hop, with the original
-//! destination in an option of their SYNs (Miniproxy, section 5). The kernel does the redirection
-//! while this process runs; no data passes through the process.
+//! destination in an option of their SYNs (Miniproxy, section 5). The kernel redirects while this
+//! process runs; no data passes through the process.
 //!
 //! ```text
 //!   curl ── connect(2) to the server ──▶ BPF: to the hop, option in the SYN ══▶ hop ══▶ server
@@ -32,8 +32,8 @@ pub struct SteerArgs {
     /// Steer only connections to these ports
     #[arg(short, long, value_name = "PORT,...", value_delimiter = ',')]
     ports: Vec<u16>,
-    /// Steer only connections of the programs in this cgroup (version 2); if not given, those of
-    /// all programs in this network namespace
+    /// Steer only connections of the programs in this cgroup (version 2) [default: all programs in
+    /// this network namespace]
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
 }
@@ -62,7 +62,7 @@ pub fn run(args: &SteerArgs) -> Result<()> {
     Ok(())
 }
 
-/// Option with its addresses left blank.
+/// TCP option with blank addresses and ports, which the BPF program fills in.
 fn template() -> Template {
     let nowhere = SocketAddrV4::new([0; 4].into(), 0);
     let bytes: [u8; LEN] = Hop { source: nowhere, destination: nowhere }.emit();

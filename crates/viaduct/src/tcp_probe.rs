@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Bytes of a status line that are read: `HTTP/1.1 200`.
+/// Length of the part of a status line that is read: `HTTP/1.1 200`.
 const STATUS: usize = 12;
 
 /// Connects to `to`, and sends `preface`. The caller limits the time. Errors: the connection
@@ -31,7 +31,7 @@ pub async fn http(to: SocketAddr, preface: &[u8], path: &str, agent: &str) -> io
     match code {
         Some(200..400) => Ok(()),
         Some(code) => Err(io::Error::other(format!("status {code}"))),
-        None => Err(io::Error::other("no answer of HTTP")),
+        None => Err(io::Error::other("the answer is not HTTP")),
     }
 }
 

@@ -1,11 +1,11 @@
-//! Text of a config and of the files that it names: reading it, and locating errors in it.
+//! Text of a config and of the files that it names: reading the text, and locating errors in it.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-/// Reads the text of the file `path`, of at most `most` bytes. Errors: the message says what is
-/// wrong with the file.
+/// Reads the text of the file `path`, of at most `most` bytes. Errors: the message describes the
+/// fault of the file.
 pub fn read(path: &Path, most: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
     // Opening a pipe would block until a writer opens it.
@@ -19,7 +19,7 @@ pub fn read(path: &Path, most: u64) -> Result<String, String> {
         return Err(format!("is longer than {most} bytes, the maximum"));
     }
     String::from_utf8(bytes).map_err(|error| {
-        format!("is no text: its byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1)
+        format!("is not text: its byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1)
     })
 }
 
@@ -44,7 +44,8 @@ fn before(text: &str, at: usize) -> &str {
     text.get(..at).unwrap_or(text)
 }
 
-/// Message of the TOML parser about byte `at` of `text`, in terms that users of a config know.
+/// Rewords the TOML parser's message about byte `at` of `text` in terms that users of a config
+/// know.
 pub fn explain(text: &str, at: usize, message: &str) -> String {
     let message = message.replace('\n', " ");
     if let Some(key) = message.strip_prefix("missing field ") {
@@ -77,14 +78,14 @@ fn example(key: &str) -> &'static str {
     }
 }
 
-/// Header of the table that contains byte `at` of `text`, as it is written: `[site]`.
+/// Header of the table that contains byte `at` of `text`, as written in the file: `[site]`.
 pub fn table(text: &str, at: usize) -> Option<&str> {
     let end = text.get(at..)?.find('\n').map_or(text.len(), |length| at + length);
     text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }
 
 /// Checks that `name` can be a part of a file name, and can appear in a policy. Errors: the message
-/// says what is wrong with the name.
+/// states the permitted form.
 pub fn check_name(name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {

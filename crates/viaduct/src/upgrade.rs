@@ -35,7 +35,7 @@ pub struct UpgradeArgs {
 pub fn run(args: &UpgradeArgs) -> Result<()> {
     let status = args.selector.only(|path| path.with_extension("upgrade").exists())?;
     let name = status.file_stem().map(|name| name.to_string_lossy().into_owned());
-    // The service may have another working directory.
+    // The service may have a different working directory.
     let program = args.program.as_ref().map(|path| {
         path.canonicalize().with_context(|| format!("program: cannot find {}", path.display()))
     });
@@ -70,7 +70,7 @@ fn ask(socket: &Path, request: &Request) -> Result<Reply> {
              and only if its version has this command; restart the service instead"
         ),
         ErrorKind::ConnectionRefused => {
-            anyhow!("no service answers at {at}: the one that made it was killed")
+            anyhow!("no service answers at {at}: the service that created it was killed")
         }
         ErrorKind::PermissionDenied => {
             anyhow!("{at}: only root and the service's user may upgrade it")

@@ -1,6 +1,6 @@
 //! Answers to the service manager's watchdog (`WatchdogSec=` of systemd). Each event loop records
-//! the time of its latest turn, and the control side answers only while all of these are recent. If
-//! a loop hangs, the answers stop, and the manager restarts the service.
+//! the time of its latest turn, and the control side answers only while all these times are recent.
+//! If a loop hangs, the answers stop, and the manager restarts the service.
 //!
 //! ```text
 //!   loop ── beat, each turn ──▶ Heartbeat ◀── age ── control side ── WATCHDOG=1 ──▶ manager
@@ -17,7 +17,7 @@ use viaduct_sys::clock;
 
 use crate::notify::{Phase, notify};
 
-/// Number of answers within the manager's interval, so that a single late answer is no failure.
+/// Number of answers within the manager's interval, so that a single late answer is not a failure.
 const ANSWERS: u32 = 3;
 /// Minimum interval of answers.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
@@ -38,12 +38,12 @@ impl Heartbeat {
         self.0.store(clock::now(), Ordering::Relaxed);
     }
 
-    /// Records that the loop has ended, as it should.
+    /// Records that the loop has ended normally.
     pub fn end(&self) {
         self.0.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Returns whether the loop has ended, as it should.
+    /// Returns whether the loop has ended normally.
     pub fn has_ended(&self) -> bool {
         self.0.load(Ordering::Relaxed) == u64::MAX
     }
@@ -54,20 +54,20 @@ impl Heartbeat {
     }
 }
 
-/// Interval within which the service manager expects an answer; `None` if it expects none of this
-/// process.
+/// Interval within which the service manager expects an answer; `None` if the manager expects no
+/// answers from this process.
 pub fn expected() -> Option<Duration> {
     let number = |name| env::var(name).ok()?.parse::<u64>().ok();
     interval_of(number("WATCHDOG_USEC"), number("WATCHDOG_PID"), std::process::id())
 }
 
-/// Interval from the manager's two variables.
+/// Interval from the values of the manager's two environment variables.
 fn interval_of(micros: Option<u64>, process: Option<u64>, own: u32) -> Option<Duration> {
     let is_own = process.is_none_or(|process| process == u64::from(own));
     micros.filter(|&micros| is_own && micros > 0).map(Duration::from_micros)
 }
 
-/// Interval of the answers, if the manager expects one within `expected`.
+/// Interval of the answers to a manager that expects one within `expected`.
 pub fn answer_interval(expected: Duration) -> Duration {
     (expected / ANSWERS).max(MIN_INTERVAL)
 }
@@ -75,13 +75,13 @@ pub fn answer_interval(expected: Duration) -> Duration {
 /// Control side's part of the watchdog.
 #[derive(Debug)]
 pub struct Watchdog {
-    /// Times of the answers, and maximum age of a heartbeat; `None` without a watchdog.
+    /// Timer of the answers, and maximum age of a heartbeat; `None` without a watchdog.
     answers: Option<(Interval, Duration)>,
     is_hung: bool,
 }
 
 impl Watchdog {
-    /// Creates the watchdog that the service manager asks for. Must be called in a runtime.
+    /// Creates the watchdog that the service manager requests. Must be called in a runtime.
     pub fn new() -> Watchdog {
         Watchdog::with_interval(expected())
     }

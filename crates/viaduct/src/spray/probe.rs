@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_check_by_http_requests_its_path_and_judges_the_status() {
+    async fn a_check_by_http_requests_its_path_and_checks_the_status() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = async {
@@ -82,7 +82,7 @@ mod tests {
             [probe(&http, ip).await, probe(&http, ip).await, probe(&http, ip).await]
         });
         let no = |what: &str| Err(what.to_owned());
-        assert_eq!(said, [Ok(()), no("status 503"), no("no answer of HTTP")]);
+        assert_eq!(said, [Ok(()), no("status 503"), no("the answer is not HTTP")]);
         assert_eq!(probe(&check(Kind::Tcp, port), ip).await, Ok(()));
         drop(listener);
         for by in [Kind::Tcp, Kind::Http, Kind::Trickles] {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_none_of_trickles_is_not_taken_for_one() {
+    async fn an_answer_that_is_not_trickles_is_ignored() {
         let other = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let port = other.local_addr().unwrap().port();
         let echo = async {
