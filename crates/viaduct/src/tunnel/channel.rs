@@ -1,5 +1,5 @@
 //! Encryption of a link over TCP: records of the tunnel itself, or TLS. The first byte from a
-//! dialler shows which one it has chosen, so one port serves both.
+//! dialler shows which of the two the dialler has chosen, so one port serves both.
 //!
 //! ```text
 //!   first byte  0x00   length of a Noise message  ─▶ Records
@@ -20,7 +20,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 /// Encryption of a link over TCP.
 #[derive(Debug)]
 pub(super) enum Channel {
-    /// Accepted link from which no byte has arrived yet.
+    /// Accepted link on which no byte has arrived yet.
     Undecided,
     /// Records under the sites' keys.
     Records(Box<Secure>),
@@ -29,7 +29,7 @@ pub(super) enum Channel {
 }
 
 impl Channel {
-    /// Dials `to`; the first message is appended to `out`.
+    /// Creates the channel of a link that dials `to`; its first message is appended to `out`.
     pub(super) fn dial(
         credentials: Credentials<'_>,
         to: &Dial,
@@ -46,7 +46,7 @@ impl Channel {
         Ok(Channel::Records(Box::new(secure.map_err(io::Error::other)?)))
     }
 
-    /// Record layer; `None` before the link has one.
+    /// Record layer under the sites' keys; `None` before the channel has keys.
     pub(super) fn secure(&self) -> Option<&Secure> {
         match self {
             Channel::Undecided => None,
@@ -61,7 +61,7 @@ impl Channel {
     }
 
     /// Processes received bytes: passes the decrypted bytes to `deliver`, and appends answers to
-    /// `out`, also after an error.
+    /// `out`, even if the result is an error.
     pub(super) fn handle_bytes(
         &mut self,
         credentials: Credentials<'_>,
@@ -82,14 +82,14 @@ impl Channel {
         }
     }
 
-    /// Channel of an accepted link whose first received byte is `first`.
+    /// Creates the channel of an accepted link whose first received byte is `first`.
     fn accept(credentials: Credentials<'_>, first: u8) -> io::Result<Channel> {
         let Credentials { settings, entropy, tls } = credentials;
         if first == TLS_HANDSHAKE {
             return Ok(Channel::Tls(Box::new(tls.accept().map_err(io::Error::other)?)));
         }
         if settings.carrier == CarrierKind::Tls {
-            return Err(io::Error::other("it does not begin with a TLS handshake"));
+            return Err(io::Error::other("the link does not begin with a TLS handshake"));
         }
         let secure = Secure::listen(&settings.secret, settings.peers.clone(), entropy.clone());
         Ok(Channel::Records(Box::new(secure)))

@@ -1,18 +1,18 @@
-//! Timing of dials of a link: at start, and after a failure.
+//! Timing of a link's dials: at the start, and after a failure.
 
 use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// Delay of the next dial after the loss of a link that was up. Each failed dial doubles it.
+/// Delay of the next dial after the loss of a link that was up. Each failed dial doubles the delay.
 const MIN_DELAY: Duration = Duration::from_millis(100);
 /// Maximum delay of the next dial.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// Slot of a link, which is dialled again whenever the link is lost.
+/// Slot of a link: whenever the link is lost, a new link is dialled for the slot.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Key of the link, while there is one.
+    /// Key of the current link, if there is one.
     pub(super) link: Option<usize>,
     next: Option<Instant>,
     wait: Duration,
@@ -21,7 +21,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Returns a slot to be dialled at once.
+    /// Returns a slot whose link is to be dialled immediately.
     pub(super) fn new(now: Instant) -> Slot {
         Slot { link: None, next: Some(now), wait: MIN_DELAY, retired: false }
     }
@@ -31,12 +31,12 @@ impl Slot {
         self.next
     }
 
-    /// Records a dial; `link` is `None` if the dial failed at once.
+    /// Records that a dial has begun; `link` is the key of the new link.
     pub(super) fn dialled(&mut self, link: usize) {
         (self.link, self.next) = (Some(link), None);
     }
 
-    /// Records the loss of the link; `up` is true if the link had come up.
+    /// Records the loss of the link, or a failed dial; `up` is true if the link had come up.
     pub(super) fn failed(&mut self, up: bool, now: Instant) {
         self.wait = if up { MIN_DELAY } else { (self.wait * 2).min(MAX_DELAY) };
         self.link = None;
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_a_bound_and_begin_anew_once_it_was_up() {
+    fn delays_double_up_to_a_limit_and_restart_after_the_link_was_up() {
         let mut slot = Slot::new(Instant::ZERO);
         let mut waits = Vec::new();
         for up in [false, false, false, false, false, false, false, false, true] {

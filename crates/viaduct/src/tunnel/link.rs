@@ -1,4 +1,4 @@
-//! A link, over either transport.
+//! A link over TCP or QUIC.
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,11 +35,11 @@ pub(super) struct Link {
     pub(super) slot: Option<SlotIndex>,
     /// Tunnel, and the link's number there, once known.
     pub(super) place: Option<(SharedPeer, u32)>,
-    /// Time by which the link must be placed in a tunnel.
+    /// Time by which the link must be assigned to a tunnel.
     pub(super) deadline: Instant,
 }
 
-/// Data with which a link authenticates this site.
+/// Keys and settings with which a link authenticates the sites.
 #[derive(Clone, Copy)]
 pub(super) struct Credentials<'a> {
     pub(super) settings: &'a TunnelSettings,
@@ -55,8 +55,8 @@ pub(super) struct Tools<'a> {
 }
 
 impl Credentials<'_> {
-    /// Begins the sites' handshake inside a channel, to which `binding` binds it. If this end has
-    /// dialled, its first message is appended to `first`.
+    /// Begins the sites' handshake inside a channel; `binding` binds the handshake to the channel.
+    /// If this end has dialled, its first message is appended to `first`.
     pub(super) fn begin_in(
         self,
         binding: &[u8],
@@ -123,7 +123,7 @@ impl Link {
         matches!(&self.transport, Transport::Tcp(tcp) if tcp.readable)
     }
 
-    /// Reads the available bytes, and passes them to the tunnel.
+    /// Reads the available bytes, and passes them to the tunnel, if the link is assigned to one.
     pub(super) fn receive(&mut self, tools: &mut Tools<'_>, now: Instant) -> io::Result<()> {
         let mut tunnel = self.place.as_ref().map(|(peer, number)| (peer.lock(), *number));
         let mut deliver = |lane: Lane, bytes: Option<&[u8]>| {
@@ -162,7 +162,7 @@ impl Link {
         }
     }
 
-    /// Returns whether so many bytes are queued that they should be written now.
+    /// Returns whether enough bytes are queued to write them now.
     pub(super) fn is_full(&self) -> bool {
         match &self.transport {
             Transport::Tcp(tcp) => tcp.is_full(),
@@ -170,7 +170,8 @@ impl Link {
         }
     }
 
-    /// Writes as much as possible, and reports to the tunnel whether there is room for more.
+    /// Writes as many bytes as possible, and reports to the tunnel whether the link has room for
+    /// more.
     pub(super) fn flush(
         &mut self,
         endpoint: Option<&mut Endpoint>,
@@ -193,7 +194,7 @@ impl Link {
         Ok(())
     }
 
-    /// Time at which the link must be driven; `None` while it only waits for its socket.
+    /// Time at which the link must be driven; `None` while the link waits only for its socket.
     pub(super) fn poll_timeout(&mut self, endpoint: Option<&Endpoint>) -> Option<Instant> {
         let deadline = self.place.is_none().then_some(self.deadline);
         let carrier = match (&mut self.transport, endpoint) {
@@ -203,7 +204,7 @@ impl Link {
         deadline.into_iter().chain(carrier).min()
     }
 
-    /// Closes the link. The other end gets the reason if the handshake has a code for it.
+    /// Closes the link. The other end gets the reason if the handshake has a code for that reason.
     pub(super) fn close(
         &mut self,
         why: &io::Error,

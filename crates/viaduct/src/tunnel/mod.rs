@@ -1,5 +1,5 @@
-//! Tunnels: flows enter a tunnel at its near end, which acts as their server, and leave it at its
-//! far end, which acts as their client.
+//! Tunnels: flows enter a tunnel at the near end, which acts as the server of each flow, and leave
+//! the tunnel at the far end, which acts as the client.
 //!
 //! ```text
 //!   engine::dial ─▶ Outlet                            InboundStream ─▶ engine::tunnels
@@ -86,11 +86,11 @@ pub struct Tunnels {
     settings: TunnelSettings,
     registry: Registry,
     listener: Option<TcpListener>,
-    /// Time at which accepting resumes, after a turn has reached its limit or accept has failed.
+    /// Time at which accepting resumes after it has reached the limit of a turn, or has failed.
     accept_at: Option<Instant>,
     endpoint: Option<Endpoint>,
     tls: TlsConfigs,
-    /// Unauthenticated links dropped to make room for others.
+    /// Number of unauthenticated links dropped to make room for others.
     strangers_dropped: u64,
     entropy: Entropy,
     links: Slab<Link>,
@@ -103,7 +103,7 @@ pub struct Tunnels {
 }
 
 impl Tunnels {
-    /// Opens the listeners, and begins to dial.
+    /// Opens the listeners, and schedules the first dials.
     pub fn new(settings: TunnelSettings, registry: Registry, now: Instant) -> Result<Tunnels> {
         let listener = settings.listen.map(|at| {
             let listener = tcp::listen(at, BACKLOG, &settings);
@@ -137,8 +137,8 @@ impl Tunnels {
         })
     }
 
-    /// Outlet into each tunnel, by the tunnel's name: into the tunnels that this end dials, and
-    /// into those of the peers in [`TunnelSettings::clients`].
+    /// Outlets by the tunnels' names: of the tunnels that this end dials, and of those of the peers
+    /// in [`TunnelSettings::clients`].
     pub fn outlets(&self) -> HashMap<TunnelName, Outlet> {
         let waits = self.settings.waits;
         let clients = self.settings.clients.iter().map(|peer| {
@@ -170,7 +170,7 @@ impl Tunnels {
         self.strangers_dropped
     }
 
-    /// Returns whether all data is delivered and no stream is left.
+    /// Returns whether no stream is open, so that all data is delivered.
     pub fn are_done(&self) -> bool {
         self.peers().all(|peer| peer.lock().tunnel.stats().open == 0)
     }
@@ -180,7 +180,7 @@ impl Tunnels {
         &self.settings.allow_to
     }
 
-    /// Returns whether the peer may open streams for a client with this address. Without
+    /// Returns whether the peer may open streams for a client with the address `client`. Without
     /// [`TunnelSettings::clients`], each peer may open streams for any client.
     pub fn may_be_client(&self, peer: &PublicKey, client: Option<SocketAddr>) -> bool {
         let clients = &self.settings.clients;
@@ -218,7 +218,7 @@ impl Tunnels {
         }
     }
 
-    /// Continues to read from sockets that had more data than is read in one turn.
+    /// Continues to read from sockets that had more data than the limit of one turn.
     pub fn resume(&mut self, now: Instant) {
         if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable) {
             self.receive(now);
@@ -237,7 +237,8 @@ impl Tunnels {
             || peers.any(|peer| !peer.lock().ready.is_empty())
     }
 
-    /// Takes the token and the readiness of the next stream end that can be read or written.
+    /// Takes the token and the readiness of the next stream end that has become readable or
+    /// writable.
     pub fn poll_ready(&mut self) -> Option<(Token, Readiness)> {
         self.peers().find_map(|peer| peer.lock().ready.pop_front())
     }
@@ -297,7 +298,8 @@ impl Tunnels {
 }
 
 impl Drop for Tunnels {
-    /// Closes all links, those over QUIC included, so that the other ends notice at once.
+    /// Closes all links, including those over QUIC, so that the other ends learn of the end
+    /// immediately.
     fn drop(&mut self) {
         let now = time();
         let why = io::Error::other("the process ends");
@@ -328,8 +330,7 @@ fn time() -> Instant {
 /// Source of the kernel's random bytes.
 fn entropy() -> Entropy {
     Arc::new(|out: &mut [u8]| {
-        // Without random bytes nothing here is secure; the kernel always has them once it has
-        // started.
-        SystemRandom::new().fill(out).expect("the kernel gives random bytes");
+        // Security depends on the random bytes; the kernel always has some once it has started.
+        SystemRandom::new().fill(out).expect("the kernel has random bytes");
     })
 }

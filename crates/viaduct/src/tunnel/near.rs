@@ -23,12 +23,12 @@ use super::time;
 /// Near end of a tunnel.
 pub(super) struct Near {
     pub(super) dial: Dial,
-    /// Settings of all tunnels, with the far end of this tunnel as the only peer.
+    /// Copy of the settings of all tunnels, with the far end of this tunnel as the only peer.
     pub(super) settings: TunnelSettings,
     pub(super) peer: SharedPeer,
     pub(super) slots: Vec<Slot>,
-    /// Earliest time of the next log line about a failed dial; `None` if the next one is logged at
-    /// once, as a warning.
+    /// Earliest time of the next log line about a failed dial; `None` if the next failure is logged
+    /// immediately, as a warning.
     next_log: Option<Instant>,
     /// Reason of the last failure: of a dial, or of a link that was up.
     reason: Option<String>,
@@ -36,10 +36,10 @@ pub(super) struct Near {
     last_up: Option<Instant>,
 }
 
-/// Interval of log lines about a tunnel without links.
+/// Interval of log lines about failed dials.
 const LOG_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Latest tunnel of each peer that has dialled.
+/// Latest tunnel that each peer has dialled.
 pub(super) type Dialled = Arc<Mutex<HashMap<PublicKey, SharedPeer>>>;
 
 /// Outlet into the tunnels to a peer: opens streams for flows.
@@ -49,7 +49,7 @@ pub struct Outlet {
     pub(super) key: PublicKey,
     /// Tunnel that this end dials, if there is one.
     pub(super) near: Option<SharedPeer>,
-    /// Tunnels that peers have dialled; `None` if this end may not send flows through them.
+    /// Tunnels that peers have dialled; `None` if this end must not send flows through them.
     pub(super) dialled: Option<Dialled>,
     /// True if streams count as connected only when the peer has accepted them.
     pub(super) waits: bool,
@@ -58,8 +58,8 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Returns whether flows connect directly now, because this tunnel is a fallback and no link is
-    /// up.
+    /// Returns whether flows connect directly now, because [`Outlet::is_fallback`] is set and no
+    /// link is up.
     pub fn is_bypassed(&self) -> bool {
         self.is_fallback && self.ready().is_none()
     }
@@ -73,8 +73,8 @@ impl Outlet {
         both.into_iter().find(|peer| peer.lock().tunnel.can_open())
     }
 
-    /// Opens a stream to `to`, for the client at `source`, as soon as there is a link. `None` if
-    /// there is no link, and this end dials none.
+    /// Creates a stream to `to` for the client at `source`, which opens as soon as there is a link.
+    /// `None` if there is no link, and this end does not dial the peer.
     pub fn open(&self, to: Address, source: SocketAddr) -> Option<TunnelStream> {
         let peer = self.ready().or_else(|| self.near.clone())?;
         Some(TunnelStream::open(&peer, to, source, self.waits))
@@ -82,7 +82,7 @@ impl Outlet {
 }
 
 impl Near {
-    /// Returns a near end that dials its links as soon as possible.
+    /// Returns a near end whose links are due to be dialled immediately.
     pub(super) fn new(settings: &TunnelSettings, dial: &Dial, now: Instant) -> Near {
         let settings = TunnelSettings { peers: vec![dial.peer], ..settings.clone() };
         let slots = (0..dial.links).map(|_| Slot::new(now)).collect();
@@ -103,12 +103,12 @@ impl Near {
         (self.next_log, self.reason, self.last_up) = (None, None, Some(now));
     }
 
-    /// Records that a link which was up has broken, and the reason.
+    /// Records that a link that was up has broken for the reason `why`.
     pub(super) fn mark_broken(&mut self, why: &str, now: Instant) {
         (self.reason, self.last_up) = (Some(why.to_owned()), Some(now));
     }
 
-    /// Counters of the tunnel, with the reason if it is down.
+    /// Counters of the tunnel, and the reason if the tunnel is down.
     pub(super) fn counters(&self) -> TunnelCounters {
         let mut counters = self.peer.lock().counters();
         let up = counters.links.iter().any(|link| link.up);
@@ -122,7 +122,8 @@ impl Near {
         counters
     }
 
-    /// Logs that a link did not come up: at first as a warning, then rarely.
+    /// Logs that a link did not come up: first as a warning, and later at most once per
+    /// [`LOG_INTERVAL`] at the info level.
     pub(super) fn log_failure(&mut self, why: &str, now: Instant) {
         self.reason = Some(why.to_owned());
         let what = format!("a link of the {} did not come up: {why}", title(&self.dial.name));
@@ -134,7 +135,8 @@ impl Near {
         self.next_log = Some(now + LOG_INTERVAL);
     }
 
-    /// Changes the number of links: new ones are dialled, surplus ones are closed gracefully.
+    /// Changes the number of links: missing links are dialled, surplus links are closed after their
+    /// last stream.
     pub(super) fn set_links(&mut self, wanted: usize, links: &Slab<Link>, now: Instant) {
         for slot in self.slots.iter_mut().skip(wanted) {
             slot.retire();

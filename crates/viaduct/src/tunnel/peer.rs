@@ -17,7 +17,7 @@ use super::stream::{Readiness, TunnelStream};
 use crate::rate_limited::RateLimitedLog;
 use crate::tunnel::stats::{MAX_STREAMS, TunnelCounters};
 
-/// Rate-limited warnings about streams that far ends deny, by the peer's key.
+/// Rate-limited warnings about streams that far ends have denied, by the peer's key.
 static DENIALS: RateLimitedLog<PublicKey> = RateLimitedLog::new(3);
 
 /// A stream that a peer has opened.
@@ -33,7 +33,7 @@ pub struct InboundStream {
     pub peer: PublicKey,
 }
 
-/// A tunnel, shared by its ends and links. All are in one thread, so the lock never blocks.
+/// A tunnel, shared by its streams and links. All are used by one thread, so the lock never blocks.
 #[derive(Clone, Debug)]
 pub(super) struct SharedPeer(pub(super) Arc<Mutex<Peer>>);
 
@@ -49,19 +49,19 @@ pub(super) struct Peer {
     pub(super) key: PublicKey,
     /// Name of the tunnel; empty if unnamed.
     name: String,
-    /// Instance of a peer that dials: one run of its process. `None` if this end dials the peer,
-    /// because the tunnel then outlives restarts of the peer.
+    /// Instance number of a peer that dials, which identifies one run of its process. `None` if
+    /// this end dials the peer, because the tunnel then outlives restarts of the peer.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
-    /// Key of each link in the loop's table, by the link's number in the tunnel.
+    /// Key of each link in [`Tunnels`](super::Tunnels), by the link's number in the tunnel.
     pub(super) keys: BTreeMap<u32, usize>,
     pub(super) slots: Slab<StreamSlot>,
     by_id: HashMap<StreamId, usize>,
     /// Streams that wait for a link.
     waiting: VecDeque<usize>,
-    /// Ends that are ready, and their readiness.
+    /// Stream ends that are ready, and their readiness.
     pub(super) ready: VecDeque<(Token, Readiness)>,
-    /// Streams that the peer has opened and the loop has not taken yet.
+    /// Streams that the peer has opened and the event loop has not taken yet.
     pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
     /// True if a link has come up since this flag was last cleared.
     pub(super) has_come_up: bool,
@@ -75,7 +75,7 @@ pub(super) struct Peer {
 #[derive(Debug, Default)]
 pub(super) struct StreamSlot {
     pub(super) id: Option<StreamId>,
-    /// Destination and source, while the stream waits for a link.
+    /// Destination and source, until the stream is opened on a link.
     goes: Option<(Address, SocketAddr)>,
     /// Destination, if the stream was opened here.
     to: Option<Address>,
@@ -83,7 +83,7 @@ pub(super) struct StreamSlot {
     pub(super) token: Option<Token>,
     /// True if the peer has accepted the stream.
     pub(super) accepted: bool,
-    /// True if the stream ends after the readable data.
+    /// True if the stream ends after the data that is readable now.
     pub(super) finished: bool,
     pub(super) broken: Option<Failure>,
 }
@@ -107,7 +107,7 @@ impl Peer {
         }
     }
 
-    /// Returns whether this is the tunnel of the peer `key` in its run `instance`.
+    /// Returns whether this is the tunnel of the peer with this key and instance number.
     pub(super) fn is(&self, key: PublicKey, instance: u64) -> bool {
         self.key == key && self.instance == Some(instance)
     }
@@ -135,7 +135,7 @@ impl Peer {
         self.keys.is_empty() && self.slots.is_empty()
     }
 
-    /// Opens a stream, now or once there is a link.
+    /// Opens a stream, now or once there is a link. Returns the key of its slot.
     pub(super) fn open(&mut self, to: Address, source: SocketAddr) -> usize {
         let goes = Some((to, source));
         let slot = StreamSlot { goes, ..StreamSlot::default() };
@@ -145,7 +145,7 @@ impl Peer {
         number
     }
 
-    /// Removes the end of a stream.
+    /// Removes this end of a stream.
     pub(super) fn leave(&mut self, number: usize) {
         if let Some(id) = self.slots.remove(number).id {
             self.by_id.remove(&id);
@@ -165,7 +165,8 @@ impl Peer {
         }
     }
 
-    /// Handles the tunnel's events. Returns the links that broke, and those no longer used.
+    /// Handles the tunnel's events. Returns the links that have broken, and those that are no
+    /// longer used.
     pub(super) fn settle(&mut self) -> (Vec<(usize, LinkError)>, Vec<usize>) {
         let mut down = Vec::new();
         while let Some(event) = self.tunnel.poll_event() {
@@ -228,7 +229,7 @@ impl Peer {
         self.queue_ready(number, Readiness { readable, writable });
     }
 
-    /// Queues the readiness of an end, so that the loop drives its flow.
+    /// Queues the readiness of a stream end, so that the event loop drives its flow.
     pub(super) fn queue_ready(&mut self, number: usize, what: Readiness) {
         if let Some(token) = self.slots[number].token {
             self.ready.push_back((token, what));

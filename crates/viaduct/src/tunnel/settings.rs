@@ -37,14 +37,14 @@ pub struct TunnelSettings {
     pub dials: Vec<Dial>,
     /// Transport of the links.
     pub carrier: CarrierKind,
-    /// Congestion control of the links; the transport's default if not given.
+    /// Congestion control of the links; `None`: the transport's default.
     pub congestion: Option<String>,
     /// True if a client is accepted only after the far end has reached the server.
     pub waits: bool,
     /// Destinations to which this end may connect streams of its peers.
     pub allow_to: Vec<IpNet>,
     /// Addresses of the clients of each peer; servers then see the client's address. If empty, a
-    /// peer may name any client, and servers see this host's address.
+    /// peer may state any client address, and servers see this host's address.
     pub clients: Vec<Clients>,
     /// Memory limit of unauthenticated links.
     pub stranger_memory: StrangerMemory,
@@ -57,7 +57,7 @@ const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 /// Name of a tunnel; empty for the tunnel of the option `tunnel`.
 pub type TunnelName = Arc<str>;
 
-/// Title of a tunnel in texts: `tunnel`, or `tunnel paris`.
+/// Title of a tunnel in messages: `tunnel`, or `tunnel paris`.
 pub fn title(name: &str) -> String {
     if name.is_empty() { "tunnel".to_owned() } else { format!("tunnel {name}") }
 }
@@ -114,8 +114,7 @@ pub enum CarrierKind {
     Tcp,
     /// QUIC, each stream in a QUIC stream of its own
     Quic,
-    /// TLS 1.3 over TCP, for networks that let nothing else pass; a listening end then accepts TLS
-    /// alone
+    /// TLS 1.3 over TCP, for networks that pass nothing else; a listening end then accepts only TLS
     Tls,
 }
 
@@ -136,7 +135,8 @@ pub struct TunnelArgs {
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = destination)]
     #[serde(deserialize_with = "optional::<Destination, _>")]
     pub tunnel: Option<SocketAddr>,
-    /// Listen address for tunnels; this far end connects their streams to servers in --allow-to
+    /// Address to listen at for tunnels, as their far end, which connects their streams to servers
+    /// in --allow-to
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_addr)]
     #[serde(deserialize_with = "optional::<Address, _>")]
     pub tunnel_listen: Option<SocketAddr>,
@@ -147,8 +147,8 @@ pub struct TunnelArgs {
     #[arg(long, value_name = "PUBLICKEY")]
     #[serde(deserialize_with = "list::<Key, _>")]
     pub peer: Vec<PublicKey>,
-    /// Number of links of the tunnel [default: 2, so that a bulk flow leaves one with a short
-    /// queue; 1 over QUIC, where flows do not wait for each other]
+    /// Number of links of the tunnel [default: 2, so that one link has a short queue during a bulk
+    /// flow; 1 over QUIC, where flows do not wait for each other]
     #[arg(long, value_name = "N", value_parser = links)]
     #[serde(deserialize_with = "optional::<Links, _>")]
     pub links: Option<u16>,
@@ -160,21 +160,21 @@ pub struct TunnelArgs {
     #[arg(long, value_name = "NAME", value_parser = server_name)]
     #[serde(deserialize_with = "optional::<ServerName, _>")]
     pub server_name: Option<DnsName<'static>>,
-    /// Congestion control of the links: over TCP and TLS any that the kernel has (default: the
-    /// kernel's); over QUIC cubic (default), bbr or reno
+    /// Congestion control of the links: over TCP and TLS, any that the kernel has (default: the
+    /// kernel's default); over QUIC, cubic (default), bbr or reno
     #[arg(long, value_name = "NAME")]
     pub link_congestion: Option<String>,
-    /// Limit of bytes from a tunnel's other end that are not yet delivered; four times the path's
-    /// bandwidth-delay product lets one stream fill the path
+    /// Maximum number of undelivered bytes from a tunnel's other end; with four times the path's
+    /// bandwidth-delay product, one stream can fill the path
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = tunnel_buffer)]
     #[serde(deserialize_with = "one::<TunnelBuffer, _>")]
     pub tunnel_buffer: u64,
-    /// Memory at the listening end for unauthenticated links of one address (a /64 of IPv6), per
-    /// carrier; beyond that the oldest link is dropped [default: 2M]
+    /// Memory at the listening end for unauthenticated links from one address (a /64 of IPv6), per
+    /// carrier; beyond that, the oldest of these links is dropped [default: 2M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     #[serde(deserialize_with = "optional::<Memory, _>")]
     pub stranger_memory_per_source: Option<usize>,
-    /// Memory at the listening end for unauthenticated links of all addresses together, per
+    /// Memory at the listening end for unauthenticated links from all addresses together, per
     /// carrier [default: 8M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     #[serde(deserialize_with = "optional::<Memory, _>")]
@@ -191,14 +191,14 @@ impl TunnelArgs {
     ) -> Result<Option<TunnelSettings>> {
         let one = self.tunnel.or(self.tunnel_listen).is_some();
         if !one && (!self.peer.is_empty() || (self.key.is_some() && tables.is_empty())) {
-            bail!("key, peer: they are a tunnel's; give tunnel or tunnel-listen");
+            bail!("key, peer: options of tunnels; give tunnel or tunnel-listen");
         }
         if !one && tables.is_empty() {
             return self.check_unused().map(|()| None);
         }
         let memory = self.stranger_memory.or(self.stranger_memory_per_source);
         if self.tunnel_listen.is_none() && memory.is_some() {
-            bail!("stranger-memory: it is the far end's; give tunnel-listen");
+            bail!("stranger-memory: an option of the far end; give tunnel-listen");
         }
         let Some(file) = &self.key else {
             bail!("key: tunnels need the file of this site's secret key");
@@ -237,7 +237,7 @@ impl TunnelArgs {
     /// Checks that no tunnel option is given without a tunnel.
     fn check_unused(&self) -> Result<()> {
         if self.links.is_some() {
-            bail!("links: the end that dials has them; give tunnel");
+            bail!("links: an option of the dialling end; give tunnel");
         }
         let usual: TunnelArgs = defaults();
         let idle = [
@@ -249,17 +249,17 @@ impl TunnelArgs {
             ("stranger-memory-per-source", self.stranger_memory_per_source.is_some()),
         ];
         match idle.iter().find(|(_, is)| *is) {
-            Some((what, _)) => bail!("{what}: it is a tunnel's; give tunnel or tunnel-listen"),
+            Some((what, _)) => bail!("{what}: an option of tunnels; give tunnel or tunnel-listen"),
             None => Ok(()),
         }
     }
 
-    /// Checks that the keys of the other ends are those of other sites. Errors name `file`, which
-    /// has this site's key.
+    /// Checks that the keys of the other ends are not weak, and differ from this site's key, which
+    /// is in `file`.
     fn check_peers(&self, secret: &SecretKey, dials: &[Dial], file: &Path) -> Result<()> {
         for peer in self.peer.iter().chain(dials.iter().map(|dial| &dial.peer)) {
             if secret.is_weak(peer) {
-                bail!("peer: {peer} is a weak key, which no honest site has");
+                bail!("peer: {peer} is a weak key, which `viaduct key new` never creates");
             }
             if *peer == secret.public() {
                 let file = file.display();
@@ -303,7 +303,7 @@ impl TunnelArgs {
         for TunnelTable { name, to, peer, links, server_name } in tables {
             text::check_name(name).map_err(|what| anyhow!("[[tunnel]] name: {what}"))?;
             if dials.iter().any(|dial| *dial.name == **name) {
-                bail!("[[tunnel]] name: {name:?} is there twice; each tunnel needs its own name");
+                bail!("[[tunnel]] name: {name:?} is given twice; each tunnel needs its own name");
             }
             let links = links.map_or(otherwise, usize::from);
             let peer = peer.parse().map_err(|error| anyhow!("[[tunnel]] {name}: peer: {error}"))?;
@@ -319,9 +319,11 @@ impl fmt::Display for TunnelSettings {
         if let Some(at) = self.listen {
             let allowed: Vec<_> = self.allow_to.iter().map(ToString::to_string).collect();
             let peers = self.peers.len();
-            writeln!(f, "  tunnels arrive at {at}, of {peers} known keys, and lead to {}", {
-                allowed.join(", ")
-            })?;
+            writeln!(
+                f,
+                "  tunnels: accepted at {at} from {peers} known keys, to servers in {}",
+                { allowed.join(", ") }
+            )?;
         }
         self.dials.iter().try_for_each(|dial| {
             let Dial { name, to, links, .. } = dial;
@@ -332,14 +334,14 @@ impl fmt::Display for TunnelSettings {
 
 impl TunnelSettings {
     /// Returns whether a socket for QUIC is needed. A listening end accepts QUIC unless it accepts
-    /// TLS alone.
+    /// only TLS.
     pub(super) fn uses_quic(&self) -> bool {
         let accepts = self.listen.is_some() && self.carrier != CarrierKind::Tls;
         accepts || self.carrier == CarrierKind::Quic
     }
 
-    /// Limits to `after` the time without a packet from the peer after which a link is closed;
-    /// `None` changes nothing.
+    /// Limits the time without a packet from the peer after which a link is closed to `after`;
+    /// `None` leaves the time unchanged.
     pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {
         let core = &mut self.core;
         if let Some(after) = after {

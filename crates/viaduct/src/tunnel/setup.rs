@@ -1,4 +1,4 @@
-//! Setup and end of links: they are dialled or accepted, placed in a tunnel, and closed.
+//! Setup and end of links: dialling, accepting, assignment to a tunnel, and closing.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,7 +29,7 @@ use crate::source::Source;
 
 /// Maximum time for the handshake and the HELLO message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of links accepted in a row before other sockets are served.
+/// Maximum number of links accepted in one turn before other sockets are served.
 const MAX_ACCEPTS: usize = 64;
 /// Time until links are accepted again after a failure, such as a lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -68,8 +68,8 @@ impl Tunnels {
         &mut self.nears[near].slots[slot]
     }
 
-    /// Accepts pending links, at most [`MAX_ACCEPTS`]. The listener's readiness is reported only
-    /// once, so a timer resumes accepting after the limit, and after a failure.
+    /// Accepts pending links, at most [`MAX_ACCEPTS`]. The listener is watched edge-triggered, so a
+    /// timer resumes accepting after the limit is reached, and after a failure.
     pub(super) fn accept(&mut self, now: Instant) {
         self.accept_at = None;
         let mut left = MAX_ACCEPTS;
@@ -96,7 +96,7 @@ impl Tunnels {
         }
     }
 
-    /// Adds an accepted link. If there is no room, it replaces an unauthenticated one.
+    /// Adds an accepted link. If there is no room, the new link replaces an unauthenticated one.
     fn add_accepted(
         &mut self,
         transport: Transport,
@@ -129,7 +129,7 @@ impl Tunnels {
         self.links.iter().filter(|(_, link)| link.is_stranger()).count()
     }
 
-    /// Reads datagrams.
+    /// Reads datagrams of links over QUIC.
     pub(super) fn receive(&mut self, now: Instant) {
         let limits = self.settings.stranger_memory.limits(true);
         let crowded = strangers::is_crowded(self.strangers(true).len(), limits);
@@ -182,8 +182,8 @@ impl Tunnels {
         Some(key)
     }
 
-    /// Places a link in its tunnel if both ends have authenticated and, on an accepted link, HELLO
-    /// has arrived. Returns whether the link was placed.
+    /// Assigns a link to its tunnel if both ends have authenticated and, on an accepted link, HELLO
+    /// has arrived. Returns whether the link was assigned by this call.
     pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
         let Some(link) = self.links.get_mut(key) else { return Ok(false) };
         if link.place.is_some() || !link.is_up() {
@@ -204,7 +204,7 @@ impl Tunnels {
                 let (Some(hello), Some(from)) = (hello, link.peer()) else { return Ok(false) };
                 let peer = self.far_peer(from, hello);
                 if !peer.lock().tunnel.accept_link(now, hello.link, carrier) {
-                    return Err(io::Error::other("the tunnel has a link of this number"));
+                    return Err(io::Error::other("the tunnel already has a link with this number"));
                 }
                 (peer, hello.link)
             }
@@ -218,8 +218,8 @@ impl Tunnels {
         Ok(true)
     }
 
-    /// Returns the tunnel that a HELLO belongs to: a new one if this is the first link since the
-    /// peer's process started.
+    /// Returns the tunnel to which a HELLO belongs: a new tunnel if this is the first link since
+    /// the peer's process started.
     fn far_peer(&mut self, key: PublicKey, hello: Hello) -> SharedPeer {
         self.far.retain(|peer| !peer.lock().is_idle());
         let same = |peer: &&SharedPeer| peer.lock().is(key, hello.instance);
@@ -232,14 +232,16 @@ impl Tunnels {
         peer
     }
 
-    /// Closes a link; its slot dials again.
+    /// Closes a link; its slot, if any, is dialled again.
     pub(super) fn close(&mut self, key: usize, why: &io::Error, now: Instant) {
         let Some(mut link) = self.links.try_remove(key) else { return };
         link.close(why, self.endpoint.as_mut(), &self.registry, now);
         let (up, remote) = (link.place.is_some(), link.remote);
         match (link.is_stranger(), up) {
-            // Logged at debug level only, because any host can cause any number of these.
-            (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
+            // Logged only at the debug level, because any host can cause any number of these lines.
+            (true, _) => {
+                debug!("{remote} dialled, but did not authenticate with a known key: {why}")
+            }
             (_, true) => {
                 let name = link.slot.map(|(near, _)| title(&self.nears[near].dial.name));
                 let name = name.unwrap_or_else(|| "tunnel".to_owned());
@@ -286,7 +288,7 @@ fn reason(link: &Link, why: &io::Error) -> String {
     }
 }
 
-/// Returns whether the other end, rather than the network, has ended a link.
+/// Returns whether the other end, rather than the network, has closed a link.
 fn is_the_peers(why: &io::Error) -> bool {
     let lost = why.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(why.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)

@@ -1,4 +1,4 @@
-//! Counters of tunnels, copied out by value for status and metrics.
+//! Snapshots of the counters of tunnels, for status and metrics.
 
 use serde::{Deserialize, Serialize};
 use viaduct_proto::tunnel::stats::{LinkStats, StreamStats, TunnelStats};
@@ -13,8 +13,8 @@ pub struct TunnelCounters {
     /// Name of the tunnel; empty if unnamed.
     #[serde(default)]
     pub name: String,
-    /// Reason and start of an outage; `None` at far ends, while a link is up, and before the
-    /// first failure.
+    /// Reason of an outage, and time since the tunnel was last up; `None` at far ends, while a link
+    /// is up, and before the first failure.
     #[serde(default)]
     pub down: Option<String>,
     /// Number of streams that the far end denied.
@@ -27,7 +27,7 @@ pub struct TunnelCounters {
     pub all: TunnelStats,
     /// Counters of each link.
     pub links: Vec<LinkStats>,
-    /// Streams with the most bytes waiting, at most [`MAX_STREAMS`].
+    /// Streams with the most queued or unacknowledged bytes, at most [`MAX_STREAMS`].
     pub streams: Vec<StreamStats>,
 }
 

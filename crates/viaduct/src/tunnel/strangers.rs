@@ -1,6 +1,7 @@
-//! Limits of accepted links whose peer has not authenticated: how many may wait, and which is
-//! dropped for a new one. Clients that connect but do not authenticate cannot keep peers out: when
-//! all places are taken, the source with the most links loses its oldest one.
+//! Limits of accepted links whose peer has not authenticated: the maximum number of such links, and
+//! the choice of the link that is dropped for a new one. Clients that connect but do not
+//! authenticate cannot keep peers out: when the limit is reached, the oldest link of the source
+//! with the most links is dropped.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,11 +18,11 @@ pub(super) struct LinkLimits {
     all: usize,
 }
 
-/// Memory of a link over TCP, in bytes: a socket, a connection with TLS, and the 8 KiB that it may
+/// Memory of a link over TCP, in bytes: a socket, a TLS connection, and the 8 KiB that the peer may
 /// send.
 const TCP: usize = 32 << 10;
-/// Memory of a link over QUIC, in bytes: a connection with TLS, full windows and buffers, and the
-/// datagrams in which this data arrived.
+/// Memory of a link over QUIC, in bytes: a connection with its TLS state, full windows and buffers,
+/// and the datagrams in which this data arrived.
 const QUIC: usize = 64 << 10;
 
 /// Memory limits of unauthenticated links, in bytes, for each transport.
@@ -29,7 +30,7 @@ const QUIC: usize = 64 << 10;
 pub struct StrangerMemory {
     /// Limit for one source.
     pub source: usize,
-    /// Limit for all.
+    /// Limit for all sources together.
     pub all: usize,
 }
 
@@ -41,7 +42,7 @@ impl Default for StrangerMemory {
 }
 
 impl StrangerMemory {
-    /// Number of links for which the memory suffices.
+    /// Number of links for which the memory is sufficient.
     pub(super) fn limits(self, quic: bool) -> LinkLimits {
         let link = if quic { QUIC } else { TCP };
         let each = (self.source / link).clamp(1, MAX_SOURCE_LINKS);
@@ -49,7 +50,7 @@ impl StrangerMemory {
     }
 }
 
-/// Picks the link to close to make room for a link from source `new`; `None` if there is room.
+/// Returns the link to close to make room for a link from source `new`; `None` if there is room.
 /// `waiting` is in order of age, the oldest first.
 pub(super) fn link_to_drop(
     waiting: &[(usize, Source)],
@@ -63,13 +64,13 @@ pub(super) fn link_to_drop(
     let loser = match links.get(&new).is_some_and(|own| *own >= limits.each) {
         true => new,
         false if waiting.len() < limits.all => return None,
-        // Among sources with equally many links, the source of the oldest link loses it.
+        // Among sources with equally many links, the source with the oldest link loses it.
         false => waiting.iter().min_by_key(|(_, source)| Reverse(links[source]))?.1,
     };
     waiting.iter().find(|(_, source)| *source == loser).map(|(key, _)| *key)
 }
 
-/// Returns whether diallers over UDP first have to prove their address.
+/// Returns whether diallers over QUIC must first prove their address.
 pub(super) fn is_crowded(waiting: usize, limits: LinkLimits) -> bool {
     waiting >= limits.each / 2
 }
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_places_are_taken_the_oldest_goes() {
+    fn at_the_limit_the_oldest_link_is_dropped() {
         let quic = MEMORY.limits(true);
         let sources = (0..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
         let waiting: Vec<_> = (1000..).zip(sources).collect();
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_places_are_taken_the_source_with_the_most_loses_one() {
+    fn at_the_limit_the_source_with_the_most_links_loses_one() {
         let quic = MEMORY.limits(true);
         let (peer, bad) = (source("10.0.0.1"), source("10.9.9.9"));
         let others = (2..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));

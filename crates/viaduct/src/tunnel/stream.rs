@@ -28,7 +28,7 @@ pub struct TunnelStream {
     /// True if the stream counts as connected once the peer has accepted it; false if it counts as
     /// connected as soon as bytes can be sent.
     waits: bool,
-    /// Bytes that were read from the tunnel and that the flow has not read yet.
+    /// Bytes that were read from the tunnel, but not yet by the flow.
     rest: Bytes,
     /// True if the direction towards the peer has ended.
     shut: bool,
@@ -79,7 +79,8 @@ impl TunnelStream {
         }
     }
 
-    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
+    /// Reads available bytes into `into`; `Some(0)` at the end of the stream, `None` if no bytes
+    /// are available now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let id = self.id()?;
         let mut peer = self.peer.lock();
@@ -103,7 +104,8 @@ impl TunnelStream {
         Ok(self.ended.then_some(0))
     }
 
-    /// Writes all of `pieces`; `None`, with nothing written, if enough bytes are queued already.
+    /// Writes all of `pieces`; returns `None`, and writes nothing, if enough bytes are already
+    /// queued.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let id = self.id()?;
         let tunnel = &mut self.peer.lock().tunnel;
@@ -134,7 +136,7 @@ impl TunnelStream {
         Ok(())
     }
 
-    /// Resets the stream, with the reason.
+    /// Resets the stream for the reason `why`.
     pub fn reset(&mut self, why: Failure) {
         if let Ok(id) = self.id() {
             self.peer.lock().tunnel.reset(id, why);

@@ -12,25 +12,26 @@ use super::channel::Channel;
 use super::link::Credentials;
 use super::settings::{Dial, TunnelSettings};
 
-/// Size of a socket's buffers, in bytes. The kernel uses as much of them as the path needs; the
-/// tunnel's flow control bounds the bytes in flight.
+/// Size of a socket's buffers, in bytes. The kernel uses as much of each buffer as the path needs;
+/// the tunnel's flow control bounds the bytes in flight.
 const SOCKET: usize = 64 << 20;
 /// Maximum number of reads from one link before other sockets are served.
 const READS: usize = 4;
-/// Maximum bytes of a read from an unauthenticated dialler.
+/// Maximum size of a read from an unauthenticated peer, in bytes.
 const UNTRUSTED_READ: usize = 4 << 10;
-/// Bounds and initial value of the time for which the unsent data in the socket should last. The
-/// time adapts to the delay with which this process has recently refilled the socket.
+/// Bounds and initial value of the time for which the unsent data in the socket should last. This
+/// time adapts to the recent delay of this process in refilling the socket.
 const MIN_AHEAD_TIME: Duration = Duration::from_millis(2);
 const INITIAL_AHEAD_TIME: Duration = Duration::from_millis(10);
 const MAX_AHEAD_TIME: Duration = Duration::from_millis(50);
 /// Bounds of the unsent data, in bytes.
 const MIN_AHEAD: usize = 16 << 10;
 const MAX_AHEAD: usize = 4 << 20;
-/// Factors by which the time grows whenever the socket has run empty, and shrinks in each
-/// [`MEASURE_INTERVAL`], so that growth is forgotten in about a second. The effect of an empty
-/// socket lasts for a round trip: BBR treats the measured rate as application-limited, and
-/// therefore neither lowers its estimate nor stops overshooting in Startup.
+/// Factors of the time for which unsent data should last: the time grows by `GROW` when the socket
+/// has run empty, and shrinks by `SHRINK` every [`MEASURE_INTERVAL`], which undoes one growth step
+/// in about a second. An empty socket has an effect for a round trip: BBR treats the measured rate
+/// as application-limited, and therefore neither lowers its estimate nor stops overshooting in
+/// Startup.
 const GROW: (u32, u32) = (3, 2);
 const SHRINK: (u32, u32) = (159, 160);
 /// Interval between readings of the pacing rate.
@@ -44,7 +45,7 @@ pub(super) struct TcpLink {
     pub(super) channel: Channel,
     connected: bool,
     writable: bool,
-    /// Possibly readable: true until a read would block.
+    /// True if the socket may be readable: until a read would block.
     pub(super) readable: bool,
     /// Bytes received before the link was assigned to a tunnel.
     pub(super) plain_in: Vec<u8>,
@@ -136,7 +137,8 @@ impl TcpLink {
         }
     }
 
-    /// Reads the available bytes. Passes them to `deliver`, or keeps them if there is no callback.
+    /// Reads the available bytes, and passes them to `deliver`; without a callback, stores them in
+    /// `plain_in`.
     pub(super) fn receive(
         &mut self,
         credentials: Credentials<'_>,
@@ -181,7 +183,7 @@ impl TcpLink {
         self.plain_out.extend_from_slice(frames);
     }
 
-    /// Returns whether so many bytes are queued that they should be written now.
+    /// Returns whether enough bytes are queued to write them now.
     pub(super) fn is_full(&self) -> bool {
         self.plain_out.len() >= self.ahead / 2
     }
@@ -191,7 +193,7 @@ impl TcpLink {
         self.sealed.is_empty()
     }
 
-    /// Writes as much as the socket accepts.
+    /// Writes as many bytes as the socket accepts.
     pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
         if !self.check_connected()? {
             return Ok(());
@@ -215,7 +217,7 @@ impl TcpLink {
         Ok(())
     }
 
-    /// Sends the queued bytes, and the end of the channel, as far as the socket accepts them.
+    /// Sends the queued bytes and the channel's closing message, as much as the socket accepts.
     pub(super) fn close(&mut self, now: Instant) {
         if self.connected && self.seal().is_ok() {
             self.channel.close(&mut self.sealed);
@@ -248,8 +250,8 @@ impl TcpLink {
         Ok(self.connected)
     }
 
-    /// Adapts the limit of unsent data to the pacing rate: little data waits in the kernel, but
-    /// enough that the socket does not run empty.
+    /// Adapts the limit of unsent data to the pacing rate, so that little data waits in the kernel,
+    /// but the socket does not run empty.
     fn measure(&mut self, now: Instant) {
         if now.since(self.measured) < MEASURE_INTERVAL {
             return;

@@ -1,4 +1,4 @@
-//! Driving of links: reading and writing.
+//! Reading from links and writing to them.
 
 use std::io;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use super::link::{Credentials, Tools};
 use super::peer::SharedPeer;
 
 impl Tunnels {
-    /// Reads from a link and writes to it, as much as possible.
+    /// Reads from a link and writes to it, as many bytes as possible.
     pub(super) fn drive(&mut self, key: usize, now: Instant) {
         let result = self.receive_by(key, now).and_then(|()| self.place(key, now));
         let result = result.and_then(|placed| {
-            // Bytes that follow the handshake are read now.
+            // Bytes that follow the handshake are read immediately, because no further event
+            // announces them.
             if placed { self.receive_by(key, now) } else { Ok(()) }
         });
         match result {
@@ -85,13 +86,13 @@ impl Tunnels {
                 self.close(key, &io::Error::other(why), now);
             }
             for key in over {
-                self.close(key, &io::Error::other("it is no longer used"), now);
+                self.close(key, &io::Error::other("the link is no longer used"), now);
             }
         }
     }
 
-    /// Frees the slots of links that this tunnel has left, so that other links are dialled in their
-    /// place. Retired slots keep their links. A link that was left ends with its last stream.
+    /// Frees the slots of links that this tunnel has left, so that replacements are dialled.
+    /// Retired slots keep their links. A link that was left ends with its last stream.
     fn free_slots(&mut self, peer: &SharedPeer, now: Instant) {
         let near = self.nears.iter_mut().find(|near| Arc::ptr_eq(&near.peer.0, &peer.0));
         for slot in near.into_iter().flat_map(|near| &mut near.slots) {

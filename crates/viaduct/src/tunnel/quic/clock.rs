@@ -1,10 +1,10 @@
-//! Conversion between the QUIC library's instants and ours, which come from the same clock.
+//! Conversion between the QUIC library's instants and this crate's; both come from the same clock.
 
 use std::time::Instant as Theirs;
 
 use viaduct_proto::time::Instant;
 
-/// The same moment as an instant of ours and as one of the library.
+/// Reference moment, as an instant of both types.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(Instant, Theirs);
 

@@ -1,6 +1,6 @@
-//! State of a listening end that survives a restart: the keys for its connection IDs and for
-//! its stateless reset tokens. With them the other end learns at once that its connections are
-//! gone (a stateless reset, RFC 9000 section 10.3), instead of waiting for a timeout.
+//! State of a listening end that survives a restart: the keys for its connection IDs and for its
+//! stateless reset tokens. With these keys a restarted end answers packets of old connections with
+//! a stateless reset (RFC 9000 section 10.3), so that the peer need not wait for a timeout.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use ring::hmac;
 use viaduct_proto::keys::SecretKey;
 
 /// Returns the config of an end that listens at `listen`. An end that only dials gets temporary
-/// keys, because no peer can find it again after a restart.
+/// keys, because no peer can reach it after a restart.
 ///
-/// Both keys are derived from the site's key and the listening address, so that a token that
-/// another process of this site reveals cannot end these connections.
+/// Both keys are derived from the site's key and the listening address, so that a token revealed by
+/// another process of this site cannot reset these connections.
 pub(super) fn config(secret: &SecretKey, listen: Option<SocketAddr>) -> EndpointConfig {
     let Some(at) = listen else { return EndpointConfig::default() };
     let derive = |what: &str| secret.derive(format!("viaduct tunnel quic {what} {at}").as_bytes());

@@ -1,6 +1,6 @@
-//! A link's lanes (its byte streams) as streams of a QUIC connection. The mapping follows from the
-//! stream numbers: the dialler's first stream is lane 0. The other streams of each end are the
-//! tunnel's streams, in the order in which that end opens them.
+//! The lanes of a link (byte streams, one per stream of the tunnel) as QUIC streams. The mapping
+//! follows from the stream numbers: the dialler's first stream is lane 0. The other streams of each
+//! end are the tunnel's streams, in the order in which that end opens them.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use quinn_proto::{Connection, Dir, Side, StreamId, WriteError};
 use viaduct_proto::tunnel::Lane;
 
-/// Bytes that wait for their streams.
+/// Bytes that wait to be written to their QUIC streams.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     waiting: HashMap<Lane, Waiting>,
@@ -20,18 +20,19 @@ pub(super) struct Lanes {
     opened: u64,
 }
 
-/// Bytes that wait for one stream.
+/// Bytes that wait to be written to one QUIC stream.
 #[derive(Debug, Default)]
 struct Waiting {
     /// Bytes that the stream has not accepted yet.
     pieces: Vec<Bytes>,
-    /// Bytes added since the last write, in one piece, as the library handles pieces separately.
+    /// Bytes added since the last write, in one piece, because the library has a cost for each
+    /// piece.
     fresh: Vec<u8>,
     /// Number of bytes in `pieces` and `fresh`.
     length: usize,
 }
 
-/// Lane of a stream.
+/// Lane of a QUIC stream; `None` if its index is too large.
 pub(super) fn lane_of(id: StreamId) -> Option<Lane> {
     let index = u32::try_from(id.index()).ok()?;
     match id.initiator() {
@@ -68,15 +69,15 @@ impl Lanes {
         self.ended.push(lane);
     }
 
-    /// Writes about `most` waiting bytes, and ends lanes; returns whether anything was written
-    /// or ended.
+    /// Writes about `most` waiting bytes, and finishes ended lanes; returns whether any bytes were
+    /// written or any lane was finished.
     pub(super) fn flush(&mut self, connection: &mut Connection, most: usize) -> io::Result<bool> {
         self.fresh = 0;
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
         // Streams must be opened in ascending order.
         order.sort_unstable();
         order.retain(|&lane| self.open(connection, lane));
-        // Lanes with few bytes are written first. The others are delayed only briefly, because one
+        // Lanes with few bytes are written first. They delay the others only briefly, because one
         // flush writes about as many bytes as may wait.
         order.sort_by_key(|lane| self.waiting[lane].length);
         let mut written = 0;
@@ -90,7 +91,7 @@ impl Lanes {
         self.ended.retain(|lane| {
             let waits = waiting.contains_key(lane);
             if !waits {
-                // A stream that the peer has stopped is closed already.
+                // A stream that the peer has stopped is already closed.
                 let _ = connection.send_stream(stream_of(*lane)).finish();
             }
             waits
@@ -98,7 +99,7 @@ impl Lanes {
         Ok(written > 0 || self.ended.len() < ends)
     }
 
-    /// Writes the waiting bytes of a lane; returns how many its stream accepted.
+    /// Writes the waiting bytes of a lane; returns the number of bytes that the stream accepted.
     fn write(&mut self, connection: &mut Connection, lane: Lane) -> io::Result<usize> {
         let Some(waiting) = self.waiting.get_mut(&lane) else { return Ok(0) };
         let Waiting { pieces, fresh, length } = waiting;

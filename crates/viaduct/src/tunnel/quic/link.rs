@@ -18,10 +18,10 @@ use super::{Endpoint, SEGMENTS};
 use crate::tunnel::link::Credentials;
 use crate::tunnel::tls::LABEL;
 
-/// Bounds of the number of bytes that are given to the QUIC library when it has none left, and of
-/// the number that may wait in the lanes meanwhile. Within the bounds, both are the size of the
-/// pacer's burst. Streams are scheduled before their bytes are given to the library, so only few
-/// bytes may wait in the library: at 130 Mb/s, 16 KB delay all later data by a millisecond.
+/// Bounds of two numbers of bytes: those given to the QUIC library when it has nothing left to
+/// send, and those that may meanwhile wait in the lanes. Within the bounds, both are the size of
+/// the pacer's burst. Streams are scheduled before their bytes are given to the library, so only
+/// few bytes may wait in the library: at 130 Mb/s, 16 KB delay all later data by a millisecond.
 const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 
 /// A link over QUIC.
@@ -39,7 +39,8 @@ pub(in crate::tunnel) struct QuicLink {
     held: Option<Instant>,
     /// True if the connection has reported to the endpoint that it is drained.
     drained: bool,
-    /// True if the last bytes given to the library are unsent: the connection cannot send more.
+    /// True if the last bytes given to the library are still unsent, because the connection cannot
+    /// send.
     stuck: bool,
     /// Bytes received on the first lane before the link was assigned to a tunnel.
     pub(in crate::tunnel) plain_in: Vec<u8>,
@@ -65,9 +66,8 @@ impl QuicLink {
         }
     }
 
-    /// Lifts the limits of an unauthenticated connection. From now on the other end may open
-    /// `streams` streams besides the first, and send as many bytes as the tunnel's flow
-    /// control allows.
+    /// Lifts the limits of an unauthenticated connection. After this the peer may open `streams`
+    /// streams besides the first, and send as many bytes as the tunnel's flow control allows.
     pub(in crate::tunnel) fn trust(&mut self, streams: u32) {
         let streams = VarInt::from_u32(streams.saturating_add(1));
         self.connection.set_max_concurrent_streams(Dir::Bi, streams);
@@ -95,7 +95,7 @@ impl QuicLink {
         self.lanes.end(lane);
     }
 
-    /// Handles timers and events of the connection; an error if the connection is lost.
+    /// Handles timers and events of the connection. Errors: the connection is lost.
     pub(in crate::tunnel) fn settle(
         &mut self,
         endpoint: &mut Endpoint,
@@ -133,7 +133,7 @@ impl QuicLink {
         }
     }
 
-    /// Begins this end's authentication, bound to this connection.
+    /// Begins the sites' handshake, bound to this connection.
     fn begin_handshake(&mut self, credentials: Credentials<'_>) -> io::Result<()> {
         let mut binding = [0; 32];
         let exported =
@@ -147,8 +147,8 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Reads the available bytes. Until the link is assigned to a tunnel, only the first lane
-    /// is read, and its bytes are kept.
+    /// Reads the available bytes. Until the link is assigned to a tunnel, only the first lane is
+    /// read, and its bytes are stored.
     pub(in crate::tunnel) fn receive(
         &mut self,
         mut deliver: Option<Deliver<'_>>,
@@ -184,7 +184,8 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Decrypts bytes of the first lane: passes on the plaintext, and answers the handshake.
+    /// Decrypts bytes of the first lane: passes the plaintext to `deliver`, and answers the
+    /// handshake.
     fn open(&mut self, bytes: &[u8], deliver: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let Some(secure) = &mut self.secure else {
             return Err(io::Error::other("bytes before the connection was established"));
@@ -218,7 +219,7 @@ impl QuicLink {
         Ok(ended)
     }
 
-    /// Sends as much as the pacer and the path allow.
+    /// Sends as many bytes as the pacer and the congestion window allow.
     pub(in crate::tunnel) fn flush(
         &mut self,
         endpoint: &mut Endpoint,
@@ -229,7 +230,7 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Sends one burst, as the pacer allows; returns whether there may be more.
+    /// Sends one burst, if the pacer allows it; returns whether there may be more to send.
     fn transmit(&mut self, endpoint: &mut Endpoint, now: Instant) -> bool {
         let mtu = self.connection.current_mtu();
         let rate = self.connection.congestion_state().metrics().pacing_rate;
@@ -256,7 +257,8 @@ impl QuicLink {
         true
     }
 
-    /// Gives the library more to send, if it may have none left; returns whether it accepted some.
+    /// Gives the library more bytes if it may have nothing left to send; returns whether it
+    /// accepted some.
     fn feed(&mut self) -> io::Result<bool> {
         if self.held.is_some() || self.stuck {
             return Ok(false);
@@ -266,7 +268,7 @@ impl QuicLink {
         Ok(self.stuck)
     }
 
-    /// Number of bytes given to the library at once, and of bytes that may wait in the lanes.
+    /// Number of bytes given to the library in one call, and of bytes that may wait in the lanes.
     fn ahead(&self) -> usize {
         let (least, most) = AHEAD;
         let mtu = self.connection.current_mtu();
@@ -275,7 +277,7 @@ impl QuicLink {
         burst.unwrap_or(most).clamp(least, most)
     }
 
-    /// Returns whether enough is queued to flush now.
+    /// Returns whether enough bytes are queued to flush now.
     pub(in crate::tunnel) fn is_full(&self) -> bool {
         self.lanes.fresh >= self.ahead()
     }
@@ -292,8 +294,8 @@ impl QuicLink {
         // The pacer must not delay the close.
         self.pacer = Pacer::default();
         let _ = self.flush(endpoint, now);
-        // The connection does not wait for the peer's close: later packets of the peer are
-        // answered by a stateless reset.
+        // The connection does not wait for the peer's close: later packets of the peer are answered
+        // with a stateless reset.
         self.exchange_events(endpoint);
         if !self.drained {
             let drained = quinn_proto::EndpointEvent::drained();
@@ -302,7 +304,8 @@ impl QuicLink {
     }
 }
 
-/// Maps the reason of a lost connection to an error: the far end's refusal, if it closed with one.
+/// Maps the reason of a lost connection to an error: the peer's refusal, if it has closed with a
+/// refusal's code.
 fn lost(reason: ConnectionError) -> io::Error {
     let code = match &reason {
         ConnectionError::ApplicationClosed(close) => close.error_code.into_inner(),

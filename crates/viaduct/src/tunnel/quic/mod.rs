@@ -1,5 +1,5 @@
 //! Links over QUIC: a connection for each link, and a QUIC stream for each stream of the tunnel, so
-//! that a lost packet delays only the streams whose bytes it carried.
+//! that the loss of a packet delays only the streams whose bytes it carried.
 //!
 //! ```text
 //!   UDP socket ── Endpoint ──┬── Connection ── lanes ── Tunnel     one socket for all links of
@@ -53,31 +53,32 @@ pub(super) use link::QuicLink;
 /// Maximum number of datagrams read before other sockets are served.
 const READS: usize = 512;
 /// Maximum plausible time of a datagram in the receive queue. The time is measured with the wall
-/// clock; a longer one means that the clock was set.
+/// clock; a longer time means that the clock was set.
 const MAX_QUEUE_TIME: Duration = Duration::from_millis(100);
 /// Size of the socket's buffer for each direction, in bytes.
 const SOCKET: usize = 8 << 20;
 /// Maximum number of datagrams handed to the kernel at once.
 const SEGMENTS: usize = 32;
-/// Loss detection by time (RFC 9002, section 6.1.2): a packet is lost when a later one was
-/// acknowledged, and this many round trips have passed since it was sent.
+/// Loss detection by time (RFC 9002, section 6.1.2): a packet is lost when a later packet was
+/// acknowledged, and this many round trips have passed since the packet was sent.
 const TIME_THRESHOLD: f32 = 1.25;
-/// Loss detection by packet numbers (RFC 9002, section 6.1.1), which is off. Gateways on the path
-/// repair losses some milliseconds late, which is a hundred packets at 130 Mb/s: each repaired
-/// packet would be retransmitted, and treated as a sign of congestion. Without repairs, losses are
-/// detected a quarter of a round trip later.
+/// Loss detection by packet numbers (RFC 9002, section 6.1.1), which this value disables. Gateways
+/// on the path repair losses some milliseconds late, which is a hundred packets at 130 Mb/s: each
+/// repaired packet would be retransmitted, and treated as a sign of congestion. Without repairs,
+/// losses are detected a quarter of a round trip later.
 const PACKET_THRESHOLD: u32 = u32::MAX >> 1;
-/// Number of ack-eliciting packets that the peer may leave unacknowledged until [`MAX_ACK_DELAY`].
+/// Number of ack-eliciting packets that the peer may leave unacknowledged for up to
+/// [`MAX_ACK_DELAY`].
 const ACK_THRESHOLD: u32 = 20;
 /// Maximum delay of the peer's acknowledgements.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(2);
-/// Interval of probes on an idle connection, which also tell the peer about a new address. The
-/// connection is given up only after the loss of at least four.
+/// Interval of keepalive packets on an idle connection, which also show the peer a new address. The
+/// connection is closed only after the loss of at least four of them.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// Bytes that the other end may send in all streams before it has authenticated: the handshake,
-/// HELLO and the frames that follow it at once.
+/// Number of bytes that the peer may send in all streams before it has authenticated: the
+/// handshake, HELLO and the frames that immediately follow.
 const UNTRUSTED_WINDOW: u32 = 8 << 10;
-/// Maximum number of bytes of the TLS handshake that may wait for earlier bytes.
+/// Maximum number of bytes of the TLS handshake that are buffered while earlier bytes are missing.
 const CRYPTO_BUFFER: usize = 4 << 10;
 
 /// The UDP socket, and the state for new connections.
@@ -90,7 +91,7 @@ pub(super) struct Endpoint {
     clock: Clock,
     /// Keys of links in the loop's table, by connection.
     keys: HashMap<ConnectionHandle, usize>,
-    /// True if more may be readable.
+    /// True if more datagrams may be readable.
     pub(super) readable: bool,
     /// Arrival time of the last datagram.
     last_received: Instant,
@@ -100,14 +101,15 @@ pub(super) struct Endpoint {
 
 /// Result of a received datagram.
 pub(super) enum Arrived {
-    /// Event for a known link.
+    /// Event for the link with this key.
     For(usize, Box<quinn_proto::ConnectionEvent>),
     /// A new link from this address.
     New(Box<QuicLink>, SocketAddr),
 }
 
 impl Endpoint {
-    /// Opens the socket at the listening address, or at any address if none is configured.
+    /// Opens the socket at the listening address, or at the unspecified address if none is
+    /// configured.
     pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
         let anywhere = match settings.dials.iter().all(|dial| dial.to.is_ipv4()) {
             true => SocketAddr::from(([0, 0, 0, 0], 0)),
@@ -161,7 +163,7 @@ impl Endpoint {
         Ok(QuicLink::new(handle, connection, true))
     }
 
-    /// Registers the key that a connection's link has in the loop's table.
+    /// Records the key that a link has in [`Tunnels`](super::Tunnels).
     pub(super) fn insert(&mut self, link: &QuicLink, key: usize) {
         self.keys.insert(link.handle, key);
     }
@@ -170,12 +172,12 @@ impl Endpoint {
         self.keys.remove(&link.handle);
     }
 
-    /// Reads received datagrams, at most a few hundred. If `crowded`, diallers first have to prove
-    /// their address by a Retry packet, which costs a round trip.
+    /// Reads received datagrams, at most [`READS`]. If `crowded`, diallers must first prove their
+    /// address by a Retry packet, which costs a round trip.
     pub(super) fn receive(&mut self, crowded: bool) -> Vec<Arrived> {
         let mut arrived = Vec::new();
         // The wall clock is read first. A pause between the two calls can then only lengthen a
-        // measured round trip, and the shortest one counts.
+        // measured round trip, and only the shortest round trip counts.
         let wall = SystemTime::now();
         let now = time();
         for _ in 0..READS {
@@ -193,7 +195,7 @@ impl Endpoint {
             let datagram = BytesMut::from(&self.receive[..length]);
             self.send.clear();
             // Rates and round trips are measured without the time in the socket's queue, which is
-            // no part of the path.
+            // not part of the path.
             let arrived_at = match wall.duration_since(at) {
                 Ok(waited) => now - waited.min(MAX_QUEUE_TIME),
                 Err(since) => now + since.duration().min(MAX_QUEUE_TIME),
@@ -234,7 +236,7 @@ impl Endpoint {
     }
 
     /// Sends the datagrams of `transmit` from the send buffer. Datagrams for which the kernel has
-    /// no room are lost, as they would be in a queue on the path.
+    /// no room are dropped, as by a queue on the path.
     fn transmit(&mut self, transmit: &Transmit) {
         let bytes = &self.send[..transmit.size];
         let datagrams = bytes.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1));
@@ -246,8 +248,8 @@ impl Endpoint {
     }
 }
 
-/// Transport limits of a connection whose other end has not authenticated. That end may open
-/// `streams` streams. [`QuicLink::trust`] lifts the limits.
+/// Transport limits of a connection whose peer has not authenticated and may open `streams`
+/// streams. [`QuicLink::trust`] lifts the limits.
 fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<TransportConfig> {
     let core = &settings.core;
     // After authentication the tunnel's flow control bounds the bytes in flight and in buffers, and
@@ -273,8 +275,8 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
     Ok(transport)
 }
 
-/// Acknowledgement frequency: a tenth of the protocol's default, since the default is 43,000
-/// acknowledgements a second at 1 Gb/s. Packets out of order are not acknowledged at once, because
+/// Acknowledgement frequency: a tenth of the protocol's default, because the default is 43,000
+/// acknowledgements a second at 1 Gb/s. Reordered packets are not acknowledged immediately, because
 /// loss is detected by time.
 fn acknowledgements() -> AckFrequencyConfig {
     let mut config = AckFrequencyConfig::default();
@@ -292,8 +294,8 @@ fn controller(
         None | Some("cubic") => Arc::new(CubicConfig::default()),
         Some("bbr") => Arc::new(BbrConfig),
         Some("reno") => Arc::new(NewRenoConfig::default()),
-        // The name is meant for TCP: for links that are dialled over TCP, or for those that a
-        // listening end accepts.
+        // The name is for TCP: for the links that this end dials over TCP, or for those that it
+        // accepts.
         Some(_) if settings.carrier != CarrierKind::Quic || settings.dials.is_empty() => {
             Arc::new(CubicConfig::default())
         }

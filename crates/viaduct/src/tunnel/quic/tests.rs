@@ -1,5 +1,5 @@
-//! Limits of unauthenticated connections, against a client (stranger) that does all that QUIC
-//! permits. Names of congestion controls.
+//! Tests of the limits of unauthenticated connections, against a client (stranger) that sends as
+//! much as QUIC permits; and of the names of congestion controls.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
@@ -93,7 +93,7 @@ impl Far {
     /// Returns a far end that listens at a free port, and its address.
     fn new() -> (Far, SocketAddr) {
         let poll = Poll::new().unwrap();
-        // Another test may take the free port before it is used here.
+        // Another test may bind the free port before this one does.
         let listen = |_| {
             let free = TcpListener::bind("127.0.0.1:0").unwrap();
             let at = free.local_addr().unwrap();
@@ -113,7 +113,7 @@ impl Far {
     }
 }
 
-/// Returns a far end, and a stranger.
+/// Returns a far end, and a stranger that can dial it.
 fn world(writes: bool) -> (Far, Stranger) {
     let (far, at) = Far::new();
     (far, Stranger::new(at, writes))
@@ -145,7 +145,7 @@ fn fill(mut stream: SendStream<'_>) -> usize {
 }
 
 #[test]
-fn a_stranger_has_one_stream_and_a_few_kilobytes() {
+fn a_stranger_may_send_a_few_kilobytes_in_one_stream() {
     let (mut far, mut stranger) = world(true);
     stranger.dial();
     while stranger.streams == 0 {
@@ -176,10 +176,10 @@ fn a_stranger_has_a_bounded_number_of_connections_however_often_it_dials() {
     assert!(far.tunnels.strangers_dropped() > 0);
 }
 
-/// Far end of the next test, in a process of its own: prints its address, and exits when its input
-/// ends.
+/// Runs the far end of [`a_stranger_makes_a_far_end_hold_two_megabytes_at_most`] in its own
+/// process: prints its address, and exits when its input ends.
 #[test]
-#[ignore = "it is started by the test of the memory that a stranger takes"]
+#[ignore = "the test of a stranger's memory starts this process"]
 fn far_end_in_a_process() {
     let (mut far, at) = Far::new();
     eprintln!("at {at}");
@@ -232,7 +232,7 @@ fn a_stranger_makes_a_far_end_hold_two_megabytes_at_most() {
 }
 
 #[test]
-fn an_end_that_listens_and_dials_by_tcp_may_name_a_congestion_control_that_quic_lacks() {
+fn a_listening_end_that_does_not_dial_quic_may_name_a_congestion_control_that_quic_lacks() {
     let at = ([127, 0, 0, 1], 7100).into();
     let is_accepted = |carrier, dials| {
         let congestion = Some("htcp".to_owned());

@@ -1,4 +1,4 @@
-//! Verifier that accepts any key for which the other end has the private key.
+//! Verifier that accepts any key, if the other end proves that it has the private key.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{
@@ -8,7 +8,7 @@ use rustls::crypto::{
 use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-/// Verifier that accepts any key.
+/// Verifier that accepts any key; it checks only the signature of the handshake.
 #[derive(Debug)]
 pub(super) struct AnyPeer {
     algorithms: WebPkiSupportedAlgorithms,

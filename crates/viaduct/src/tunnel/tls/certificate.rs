@@ -10,7 +10,8 @@ use rustls::sign::public_key_to_spki;
 
 /// Common name in the certificate.
 const NAME: &[u8] = b"viaduct";
-/// Start and end of the validity: an end in the year 9999 means none (RFC 5280, 4.1.2.5).
+/// Start and end of the validity: this end means that the certificate does not expire (RFC 5280,
+/// 4.1.2.5).
 const NOT_BEFORE: &[u8] = b"19700101000000Z";
 const NOT_AFTER: &[u8] = b"99991231235959Z";
 /// Object identifier 2.5.4.3, commonName.
@@ -26,8 +27,8 @@ const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const VERSION: u8 = 0xa0;
 
-/// Makes a key of ECDSA with P-256, which every client of TLS 1.3 supports, and its certificate.
-/// Errors: there are no random bytes.
+/// Creates a key of ECDSA with P-256, which every client of TLS 1.3 supports, and its certificate.
+/// Errors: no random bytes are available.
 pub(super) fn self_signed() -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), Error> {
     let random = SystemRandom::new();
     let unspecified = |_| Error::FailedToGetRandomBytes;
@@ -37,7 +38,7 @@ pub(super) fn self_signed() -> Result<(CertificateDer<'static>, PrivateKeyDer<'s
     let pair = pair.map_err(|error| Error::General(error.to_string()))?;
     let mut serial = [0; 16];
     random.fill(&mut serial).map_err(unspecified)?;
-    // Positive, and without leading zeros.
+    // The serial number must be positive, and have no leading zeros.
     serial[0] = serial[0] & 0x3f | 0x40;
     let body = body(&serial, pair.public_key().as_ref());
     let signature = pair.sign(&random, &body).map_err(unspecified)?;

@@ -1,4 +1,5 @@
-//! A TLS connection as the channel of a link: bytes in, bytes out, no sockets.
+//! A TLS connection as the channel of a link. The caller passes bytes in and out; there is no
+//! socket here.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use super::LABEL;
 use crate::tunnel::link::Credentials;
 
 /// Maximum number of bytes from a dialler that has not authenticated: TLS's handshake, the sites'
-/// handshake, HELLO, and the frames that follow it at once.
+/// handshake, HELLO, and the frames that immediately follow.
 const UNTRUSTED_BYTES: usize = 8 << 10;
 
 /// TLS connection, and the sites' handshake inside it.
@@ -20,7 +21,7 @@ pub(in crate::tunnel) struct TlsChannel {
     tls: Connection,
     /// Handshake of the sites; `None` before TLS's own handshake is complete.
     pub(in crate::tunnel) secure: Option<Secure>,
-    /// Bytes that the other end may send before it has authenticated.
+    /// Number of bytes that the other end may still send before it has authenticated.
     allowance: usize,
 }
 
@@ -40,12 +41,13 @@ impl TlsChannel {
     }
 
     fn new(mut tls: Connection, allowance: usize) -> TlsChannel {
-        // No limit is needed, because `transmit` takes written bytes at once.
+        // No limit is needed, because every write is followed by `transmit`, which empties the
+        // buffer.
         tls.set_buffer_limit(None);
         TlsChannel { tls, secure: None, allowance }
     }
 
-    /// TLS connection alone.
+    /// TLS connection, without the sites' handshake.
     #[cfg(test)]
     pub(super) fn into_tls(self) -> Connection {
         self.tls
@@ -56,8 +58,8 @@ impl TlsChannel {
         self.secure.as_ref().is_some_and(Secure::is_up)
     }
 
-    /// Processes received bytes. Answers are appended to `out`, also after an error: they tell the
-    /// other end the reason.
+    /// Processes received bytes. Answers are appended to `out`, even if the result is an error:
+    /// they then tell the other end the reason.
     pub(in crate::tunnel) fn handle_bytes(
         &mut self,
         credentials: Credentials<'_>,
@@ -98,7 +100,7 @@ impl TlsChannel {
         Ok(())
     }
 
-    /// Begins the handshake of the sites, bound to this connection.
+    /// Begins the sites' handshake, bound to this connection.
     fn begin_handshake(&mut self, credentials: Credentials<'_>) -> io::Result<()> {
         let binding = self.tls.export_keying_material([0; 32], LABEL, None);
         let binding = binding.map_err(io::Error::other)?;
@@ -108,7 +110,7 @@ impl TlsChannel {
         self.tls.writer().write_all(&first)
     }
 
-    /// Passes on the bytes that were decrypted, and answers the handshake of the sites.
+    /// Passes the decrypted bytes to `deliver`, and answers the sites' handshake.
     fn open(&mut self, deliver: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let Some(secure) = &mut self.secure else { return Ok(()) };
         let mut reader = self.tls.reader();
@@ -132,7 +134,8 @@ impl TlsChannel {
         opened.map_err(io::Error::other)
     }
 
-    /// Encrypts `plain` once both ends have authenticated, and appends it to `out`.
+    /// Encrypts `plain`, and appends the records to `out`. Ignores `plain` before both ends have
+    /// authenticated.
     pub(in crate::tunnel) fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         if self.is_up() {
             self.tls.writer().write_all(plain)?;
@@ -140,7 +143,7 @@ impl TlsChannel {
         self.transmit(out)
     }
 
-    /// Appends the end of this direction (close_notify) to `out`.
+    /// Appends the message that ends this direction (close_notify) to `out`.
     pub(in crate::tunnel) fn close(&mut self, out: &mut Vec<u8>) {
         self.tls.send_close_notify();
         // Writing to memory does not fail.

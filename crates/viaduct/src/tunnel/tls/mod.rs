@@ -1,7 +1,7 @@
-//! TLS of links. It authenticates nothing: a listening end makes a key for itself at each start,
+//! TLS of links. TLS authenticates nothing here: a listening end creates a new key at each start,
 //! and the dialler accepts any key. The ends authenticate each other with the sites' keys, in a
-//! handshake that runs inside the channel and is bound to it. A man in the middle has two channels,
-//! so a handshake that is bound to one fails on the other.
+//! handshake that runs inside the channel and is bound to the channel. A man in the middle has two
+//! channels, so a handshake that is bound to one of them fails on the other.
 //!
 //! ```text
 //!   TCP ── TlsChannel ── Secure: the sites' handshake, then frames      links over TLS
@@ -37,7 +37,7 @@ pub(super) use channel::TlsChannel;
 /// Label of the exported key material that binds the sites' handshake to the connection.
 pub(super) const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
 
-/// TLS configs of links over TCP. There is no application protocol (ALPN): a listening end
+/// TLS configs of links over TCP. There is no application protocol (ALPN), so a listening end
 /// completes the handshake with any client of TLS 1.3.
 #[derive(Clone, Debug)]
 pub(super) struct TlsConfigs {
@@ -46,7 +46,7 @@ pub(super) struct TlsConfigs {
 }
 
 impl TlsConfigs {
-    /// Makes the configs, and a key for the listening end. Errors: there are no random bytes.
+    /// Creates the configs, and a key for the listening end. Errors: no random bytes are available.
     pub(super) fn new() -> Result<TlsConfigs, Error> {
         let provider = Arc::new(default_provider());
         let any_peer = AnyPeer::with_certificate(&provider);
@@ -65,9 +65,9 @@ impl TlsConfigs {
     }
 
     /// Begins TLS as the client of a connection to `ip`. The ClientHello names the server `name`
-    /// (SNI), or no server.
+    /// (SNI), if given.
     pub(super) fn dial(&self, ip: IpAddr, name: Option<&DnsName<'static>>) -> DialResult {
-        // If the name is an address, the ClientHello has no SNI.
+        // With an address as the name, the ClientHello has no SNI.
         let name = name.map_or(ServerName::from(ip), |name| ServerName::DnsName(name.clone()));
         TlsChannel::dial(self.client.clone(), name)
     }

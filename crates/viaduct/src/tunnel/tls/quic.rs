@@ -19,7 +19,7 @@ use super::any_peer::AnyPeer;
 /// Name of the application protocol (ALPN), with its version.
 const PROTOCOL: &[u8] = b"viaduct-tunnel-2";
 
-/// TLS config of the listening end, with a key of its own.
+/// Creates the TLS config of the listening end, with a new key.
 pub(in crate::tunnel) fn server() -> Result<QuicServerConfig, Error> {
     let provider = Arc::new(default_provider());
     let key = fresh_key(&provider)?;
@@ -32,7 +32,7 @@ pub(in crate::tunnel) fn server() -> Result<QuicServerConfig, Error> {
     QuicServerConfig::try_from(config).map_err(|error| Error::General(error.to_string()))
 }
 
-/// TLS config of the dialling end.
+/// Creates the TLS config of the dialling end.
 pub(in crate::tunnel) fn client() -> Result<QuicClientConfig, Error> {
     let provider = Arc::new(default_provider());
     let any_peer = Arc::new(AnyPeer::with_raw_key(&provider));
@@ -45,7 +45,7 @@ pub(in crate::tunnel) fn client() -> Result<QuicClientConfig, Error> {
     QuicClientConfig::try_from(config).map_err(|error| Error::General(error.to_string()))
 }
 
-/// Makes a fresh key, as a raw public key.
+/// Creates a key pair whose public key is sent as a raw public key.
 fn fresh_key(provider: &CryptoProvider) -> Result<CertifiedKey, Error> {
     let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new());
     let pkcs8 = pkcs8.map_err(|_| Error::FailedToGetRandomBytes)?;

@@ -1,5 +1,5 @@
-//! Links over TLS between two ends, in memory and by sockets, and the memory that strangers take
-//! at a far end.
+//! Tests of links over TLS between two ends, in memory and over sockets, and of the memory that
+//! strangers use at a far end.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -47,7 +47,7 @@ fn dial(settings: &TunnelSettings, to: SocketAddr, name: Option<&str>) -> Dial {
     }
 }
 
-/// An end of a link, with the bytes that it has passed on.
+/// An end of a link, with the bytes that it has delivered.
 struct End {
     settings: TunnelSettings,
     entropy: Entropy,
@@ -67,7 +67,7 @@ impl End {
         }
     }
 
-    /// Returns an end that dials, with its first bytes. `name` is in its ClientHello.
+    /// Returns an end that dials, and its first bytes, a ClientHello that contains `name`.
     fn dialling(own: u8, peer: u8, name: Option<&str>) -> (End, Vec<u8>) {
         let mut end = End::listening(own, peer);
         let mut first = Vec::new();
@@ -98,7 +98,8 @@ impl End {
     }
 }
 
-/// Passes bytes on between two ends until none has an answer. Returns the first error of each.
+/// Passes bytes between two ends until there are no more answers. Returns the first error of each
+/// end.
 fn talk(near: &mut End, far: &mut End, first: Vec<u8>, most: usize) -> [Option<io::Error>; 2] {
     let mut errors = [None, None];
     let mut to_far = first;
@@ -179,7 +180,7 @@ fn an_unknown_dialler_gets_the_reason_inside_tls() {
 #[test]
 fn a_device_that_decrypts_tls_is_refused() {
     // The device acts as the far end towards the near end, and as the near end towards the far end.
-    // It decrypts the bytes of each end, and passes them on.
+    // It decrypts the bytes of each end, and forwards them.
     let (mut near, first) = End::dialling(1, 2, None);
     let mut far = End::listening(2, 1);
     let device = TlsConfigs::new().unwrap();
@@ -198,8 +199,8 @@ fn a_device_that_decrypts_tls_is_refused() {
     assert!(!far.channel.is_up() && !near.channel.is_up());
 }
 
-/// Completes the handshake of `tls` with an end. The end has sent `first`, and the function `end`
-/// returns its answers.
+/// Completes the handshake of `tls` with an end of a link. The end has sent `first`; the function
+/// `end` passes bytes to it, and returns its answers.
 fn handshake(
     tls: &mut rustls::Connection,
     mut end: impl FnMut(Vec<u8>) -> Vec<u8>,
@@ -221,7 +222,7 @@ fn handshake(
 }
 
 #[test]
-fn the_client_hello_names_the_server_only_if_told_to() {
+fn the_client_hello_names_the_server_only_if_a_name_is_given() {
     let has_name = |hello: &[u8]| hello.windows(11).any(|part| part == b"example.org");
     assert!(has_name(&End::dialling(1, 2, Some("example.org")).1));
     let hello = End::dialling(1, 2, None).1;
@@ -250,10 +251,10 @@ fn a_stranger_may_send_eight_kilobytes() {
     assert!(refused.to_string().contains("before the dialler has"), "{refused}");
 }
 
-/// Far end of the next test, in a process of its own: prints its address, and exits when its input
-/// ends.
+/// Runs the far end of [`strangers_make_a_far_end_hold_two_megabytes_at_most`] in its own process:
+/// prints its address, and exits when its input ends.
 #[test]
-#[ignore = "it is started by the test of the memory that strangers take"]
+#[ignore = "the test of strangers' memory starts this process"]
 fn far_end_in_a_process() {
     let poll = Poll::new().unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -272,7 +273,7 @@ fn far_end_in_a_process() {
     }
 }
 
-/// Private memory of a process, in bytes.
+/// Anonymous resident memory of a process, in bytes.
 fn private_memory(pid: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

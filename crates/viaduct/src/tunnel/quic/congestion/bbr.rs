@@ -2,7 +2,7 @@
 //! gentler ProbeRTT and a response to heavy loss from its later drafts (draft-ietf-ccwg-bbr).
 //!
 //! ```text
-//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ ProbeBw: up, down, 6 × cruise
+//!   Startup ──the rate stops growing──▶ Drain ──the queue is gone──▶ ProbeBw: up, down, 6 × cruise
 //!      ▲                                                              │ ▲
 //!      └── 10 s without a round trip as short as the minimum ──▶ ProbeRtt ┘
 //! ```
@@ -20,15 +20,15 @@ use super::samples::Samples;
 
 /// Startup pacing gain, which doubles the rate each round trip: 2 / ln 2.
 const STARTUP_PACING_GAIN: f64 = 2.885;
-/// Phases of a ProbeBW cycle, each a round trip long: UP probes for more bandwidth, DOWN drains
-/// the excess, the others (CRUISE) send at the path's rate.
+/// Number of phases of a ProbeBW cycle, each about a round trip long: UP probes for more bandwidth,
+/// DOWN drains the excess, the others (CRUISE) send at the path's rate.
 const PROBE_BW_PHASES: usize = 8;
-/// Pacing gains of ProbeBW_UP. The paper always probes with 5/4, which puts a queue of a quarter of
-/// a round trip in front of the flows that share the path. Here, a probe is small if the previous
-/// one found no more bandwidth; otherwise it is large, and follows at once.
+/// Pacing gains of ProbeBW_UP. The paper always probes with 5/4, which delays the flows that share
+/// the path by a queue of a quarter of a round trip. Here, the gain is small if the previous probe
+/// found no more bandwidth; otherwise the gain is large, and the next probe follows immediately.
 const MIN_PROBE_UP_PACING_GAIN: f64 = 1.08;
 const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
-/// Growth of the rate at which a probe counts as having found more bandwidth.
+/// Growth factor of the rate from which a probe counts as having found more bandwidth.
 const PROBE_UP_GROWTH: f64 = 1.04;
 const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
 /// Window gains, as multiples of the bandwidth-delay product: outside ProbeBW, and in it. The paper
@@ -37,22 +37,23 @@ const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
 /// measured and added.
 const STARTUP_CWND_GAIN: f64 = 2.0;
 const PROBE_BW_CWND_GAIN: f64 = 1.05;
-/// Pacing gain in all states. The estimate is the highest of many samples, and so a little too
-/// high; without this margin a queue stands. (With 0.99 here and 1.2 as [`PROBE_BW_CWND_GAIN`], an
-/// echo beside a bulk flow under FEC took 1.3 round trips; now it takes 1.07 on an idle machine.)
+/// Pacing gain in all states. The rate estimate is the maximum of many samples, and so a little too
+/// high; without this margin there would be a standing queue. (With 0.99 here and 1.2 as
+/// [`PROBE_BW_CWND_GAIN`], an echo during a bulk flow under FEC took 1.3 round trips; now it takes
+/// 1.07 on an idle machine.)
 const PACING_MARGIN: f64 = 0.98;
-/// Further pacing gain after a round in which a queue stood although nothing was probed: the
-/// estimate was even higher than the margin allows for. The queue drains by a twentieth of a
-/// round trip in each round; the paper waits for the phase with gain 3/4.
+/// Pacing gain in CRUISE after a round with a standing queue: the estimate was too high by more
+/// than the margin. The queue drains by a twentieth of a round trip in each round; the paper waits
+/// for the phase with gain 3/4.
 const STANDING_QUEUE_PACING_GAIN: f64 = 0.95;
-/// Startup ends when the rate has grown by less than this factor in [`FULL_BW_COUNT`] rounds.
+/// Startup ends after [`FULL_BW_COUNT`] rounds in which the rate did not grow by this factor.
 const FULL_BW_GROWTH: f64 = 1.25;
 const FULL_BW_COUNT: u32 = 3;
-/// Window gain and duration of ProbeRTT, which measures the shortest round trip again.
+/// Window gain and duration of ProbeRTT, which measures the minimum round-trip time again.
 const PROBE_RTT_CWND_GAIN: f64 = 0.5;
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
-/// Loss threshold: a round that loses more than this share bounds the bytes in flight. Less loss is
-/// attributed to the path itself, not to a queue.
+/// Loss threshold: after a round in which more than this share of the bytes is lost, the bytes in
+/// flight are bounded. Less loss is attributed to the path itself, not to a queue.
 const LOSS_THRESH: f64 = 1.0 / 32.0;
 /// Upper bound after loss beyond [`LOSS_THRESH`], as a share of the bytes in flight at that time;
 /// never below the bandwidth-delay product.
@@ -88,13 +89,13 @@ pub(super) struct Bbr {
     state: State,
     samples: Samples,
     path: Path,
-    /// Rate when it last grew by [`FULL_BW_GROWTH`], and number of rounds since.
+    /// Rate when it had last grown by [`FULL_BW_GROWTH`], and number of rounds since then.
     full_bw: (f64, u32),
     /// Pacing gain of ProbeBW_UP.
     probe_gain: f64,
     /// Rate at the start of the last ProbeBW_UP, in bytes a second; infinite before the first.
     probe_start_rate: f64,
-    /// True if a queue stood throughout the last round.
+    /// True if there was a queue throughout the last round.
     queue_stood: bool,
     window: u64,
     /// Bound of the bytes in flight after loss beyond [`LOSS_THRESH`].
@@ -138,7 +139,8 @@ impl Bbr {
             State::ProbeBw(..) => 1.0,
             State::ProbeRtt(_) => 1.0,
         };
-        // The estimate is low if there was little to send, so the initial rate is always allowed.
+        // The estimate is too low if there was little to send, so the initial rate is always
+        // allowed.
         let initial_rate =
             (INITIAL_CWND * self.mtu) as f64 / self.path.rtt()?.as_secs_f64().max(1e-6);
         Some(gain * PACING_MARGIN * self.path.rate()?.max(initial_rate))
@@ -156,8 +158,8 @@ impl Bbr {
         MIN_PIPE_CWND * self.mtu
     }
 
-    /// Checks at the end of a round whether the rate still grows. Rounds of an application-limited
-    /// sender do not count, unless a queue stood throughout.
+    /// Checks at the end of a round whether the rate still grows. Application-limited rounds do not
+    /// count, unless there was a queue throughout the round.
     fn check_full_bw(&mut self, limited: bool, queue: bool) {
         let Some(rate) = self.path.rate() else { return };
         if self.state != State::Startup || (limited && !queue) {
@@ -206,9 +208,9 @@ impl Bbr {
             State::ProbeBw(phase, since) => {
                 let long = now.saturating_duration_since(since) >= rtt;
                 let over = match phase {
-                    // UP continues with the large gain as soon as it finds more bandwidth. It ends,
-                    // after at least a round trip, when the bytes in flight have reached the
-                    // probe's target, when it loses packets, or when there is too little to send.
+                    // UP continues with the large gain as soon as it finds more bandwidth. After at
+                    // least a round trip, UP ends when the bytes in flight have reached the probe's
+                    // target, when packets are lost, or when there is too little to send.
                     0 if self.probe_gain < MAX_PROBE_UP_PACING_GAIN && self.found_bandwidth() => {
                         self.probe_gain = MAX_PROBE_UP_PACING_GAIN;
                         false
@@ -250,7 +252,7 @@ impl Bbr {
     }
 
     /// Grows the window towards its target, by the bytes delivered. After Startup, a window above
-    /// its target is reduced to the target at once.
+    /// the target is reduced to the target immediately.
     fn set_window(&mut self, acked: u64) {
         let (gain, filled) = match self.state {
             State::Startup => (STARTUP_CWND_GAIN, false),

@@ -1,8 +1,8 @@
 //! Congestion control of a link over QUIC.
 //!
-//! The library has its own congestion controls, and derives the pacing from their windows. Its
-//! BBR does not fill a long path: a window cannot express both results of BBR, which are the
-//! pacing rate and the limit of bytes in flight. So BBR and a pacer are implemented here.
+//! The library has its own congestion controls, and derives the pacing from their windows. The
+//! library's BBR does not fill a long path: a window cannot express both outputs of BBR, the pacing
+//! rate and the limit of bytes in flight. So this module implements BBR and a pacer.
 //!
 //! | file | noun |
 //! |---|---|

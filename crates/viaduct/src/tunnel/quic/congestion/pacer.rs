@@ -1,21 +1,22 @@
-//! Pacing: datagrams leave at a given rate, in bursts large enough to be worth a wake-up.
+//! Pacing: datagrams are sent at a given rate, in bursts that are large enough to justify a
+//! wake-up.
 
 use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// Size of a burst: as many bytes as leave in this time, but at least [`MIN_BURST`] packets.
+/// Size of a burst: the bytes of this time at the pacing rate, but at least [`MIN_BURST`] packets.
 const BURST: Duration = Duration::from_millis(1);
 const MIN_BURST: u64 = 2;
-/// Size of a burst after a pause: the bytes that leave in this time, but at least [`AT_ONCE`]
+/// Maximum burst after a pause: the bytes of this time at the pacing rate, but at least [`AT_ONCE`]
 /// packets.
 const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
-/// Maximum delay for which extra bytes are allowed if the pacer is called late after a wait,
-/// because the timer was late or the machine was busy. These bytes fill the gap on the path.
+/// Maximum delay that is made up for if the pacer is called late after a wait, because the timer
+/// was late or the machine was busy. The additional bytes fill the gap on the path.
 const LATE: Duration = Duration::from_millis(20);
 
-/// Bytes of a burst, at a rate in bytes a second.
+/// Size of a burst in bytes, at a rate in bytes a second.
 pub(in super::super) fn quantum(rate: f64, mtu: u64) -> u64 {
     ((rate * BURST.as_secs_f64()) as u64).max(MIN_BURST * mtu)
 }
@@ -23,7 +24,7 @@ pub(in super::super) fn quantum(rate: f64, mtu: u64) -> u64 {
 /// Pacer of a path.
 #[derive(Debug, Default)]
 pub(in super::super) struct Pacer {
-    /// Bytes that may leave; negative after more bytes have left.
+    /// Number of bytes that may be sent; negative if more bytes have been sent.
     credit: f64,
     at: Instant,
     /// True if the last call had to wait.
@@ -31,8 +32,8 @@ pub(in super::super) struct Pacer {
 }
 
 impl Pacer {
-    /// Returns the number of bytes that may leave now, if they make a burst; otherwise the time at
-    /// which to call again.
+    /// Returns the number of bytes that may be sent now, if that is at least a burst; otherwise the
+    /// time at which to call again.
     pub(in super::super) fn poll(
         &mut self,
         now: Instant,
@@ -48,7 +49,7 @@ impl Pacer {
             return Ok(self.credit as u64);
         }
         self.waited = true;
-        // If the rate is near zero, it is checked again soon.
+        // If the rate is near zero, the next check is at most a second later.
         let after = Duration::try_from_secs_f64(missing / rate).unwrap_or(LATE);
         Err(now + after.min(Duration::from_secs(1)))
     }
@@ -71,10 +72,10 @@ mod tests {
     }
 
     #[test]
-    fn bursts_leave_at_the_rate_however_late_the_timer_is() {
+    fn bursts_are_sent_at_the_rate_however_late_the_timer_is() {
         let mut pacer = Pacer::default();
         let first = pacer.poll(at(0), RATE, 1200).unwrap();
-        assert_eq!(first, 100_000, "after a pause, a little at once");
+        assert_eq!(first, 100_000, "a small burst after a pause");
         pacer.spend(first);
         assert_eq!(pacer.poll(at(0), RATE, 1200), Err(at(1)));
         let mut sent = 0;
@@ -89,10 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn little_may_leave_at_once_on_a_slow_path() {
+    fn the_first_burst_is_small_on_a_slow_path() {
         let mut pacer = Pacer::default();
         assert_eq!(pacer.poll(at(0), 1000.0, 1200), Ok(12_000));
         pacer.spend(12_000);
-        assert_eq!(pacer.poll(at(0), 1000.0, 1200), Err(at(1000)), "in 2.4 s; asked again before");
+        assert_eq!(
+            pacer.poll(at(0), 1000.0, 1200),
+            Err(at(1000)),
+            "due in 2.4 s; checked again earlier"
+        );
     }
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::samples::Sample;
 
-/// Number of rounds over which the maximum of the rate is taken.
+/// Number of rounds over which the maximum delivery rate is taken.
 const ROUNDS: u64 = 10;
-/// Time after which the shortest round trip must be measured again.
+/// Time after which the minimum round-trip time must be measured again.
 const FRESH: Duration = Duration::from_secs(10);
 /// Maximum aggregation of acknowledgements, as a time at the delivery rate.
 const CLUSTER: Duration = Duration::from_millis(100);
@@ -17,16 +17,16 @@ const CLUSTER: Duration = Duration::from_millis(100);
 pub(super) struct Path {
     rates: Highest,
     clusters: Highest,
-    /// Start of the current burst of acknowledgements, and bytes acknowledged since. The burst
+    /// Start of the current burst of acknowledgements, and bytes acknowledged since then. The burst
     /// lasts while more bytes are acknowledged than the rate predicts.
     cluster: (Instant, u64),
     round: u64,
-    /// The round ends with the acknowledgement of a packet that was sent when at least this many
-    /// bytes had been delivered.
+    /// The current round ends with the acknowledgement of a packet that was sent when at least this
+    /// many bytes had been delivered.
     round_ends: u64,
     /// Shortest round trip in this round.
     round_rtt: Option<Duration>,
-    /// Shortest round trip, and time of its measurement.
+    /// Minimum round-trip time, and the time of its measurement.
     rtt: Option<(Duration, Instant)>,
 }
 
@@ -35,11 +35,12 @@ pub(super) struct Path {
 pub(super) struct Seen {
     /// True if a round has ended.
     pub(super) round: bool,
-    /// True if a queue of more than 1/25 of a round trip stood throughout that round.
+    /// True if there was a queue of more than 1/25 of a round trip throughout that round.
     pub(super) stood: bool,
-    /// True if a queue of more than 1/8 of a round trip stood throughout that round.
+    /// True if there was a queue of more than 1/8 of a round trip throughout that round.
     pub(super) queue: bool,
-    /// True if the shortest round trip was measured too long ago; the current one replaces it.
+    /// True if the minimum round-trip time was measured too long ago; the current sample replaces
+    /// it.
     pub(super) stale: bool,
 }
 
@@ -66,7 +67,7 @@ impl Path {
         self.rtt.map(|(rtt, _)| rtt)
     }
 
-    /// Aggregation: bytes acknowledged at once in excess of the rate.
+    /// Aggregation: bytes acknowledged in a burst beyond what the rate predicts.
     pub(super) fn cluster(&self) -> u64 {
         self.clusters.get().unwrap_or(0.0) as u64
     }
@@ -95,7 +96,7 @@ impl Path {
         self.rtt = self.rtt.map(|(rtt, _)| (rtt, now));
     }
 
-    /// Updates the round-trip times; returns whether the shortest was measured too long ago.
+    /// Updates the round-trip times; returns whether the minimum was measured too long ago.
     fn see_rtt(&mut self, now: Instant, seen: Duration) -> bool {
         self.round_rtt = Some(self.round_rtt.map_or(seen, |least| least.min(seen)));
         let Some((shortest, at)) = self.rtt else {
@@ -106,7 +107,8 @@ impl Path {
         if seen <= shortest || stale {
             self.rtt = Some((seen, now));
         } else if seen <= shortest + shortest / 32 {
-            // A round trip close to the shortest confirms it, so that no ProbeRTT is needed.
+            // A round trip close to the minimum confirms the minimum, so that no ProbeRTT is
+            // needed.
             self.rtt = Some((shortest, now));
         }
         stale

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of send times that are kept.
 const MAX_SAMPLES: usize = 16 << 10;
-/// Number of round trips for which send times are kept; later acknowledgements give no sample.
+/// Number of round trips for which send times are kept; later acknowledgements yield no sample.
 const MEMORY: u32 = 4;
 
 /// Packets sent at one time, and the state at that time.
@@ -20,18 +20,18 @@ struct Sent {
     limited: bool,
 }
 
-/// Information from acknowledgements that arrived together.
+/// Sample of a batch of acknowledgements, which arrived together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     /// Delivery rate, in bytes a second; `None` if it cannot be determined.
     pub(super) rate: Option<f64>,
     /// True if the sender was application-limited, in which case the path may be faster.
     pub(super) limited: bool,
-    /// Bytes delivered when the newest acknowledged packet was sent.
+    /// Total bytes delivered when the newest acknowledged packet was sent.
     pub(super) before: u64,
-    /// Bytes delivered now.
+    /// Total bytes delivered now.
     pub(super) delivered: u64,
-    /// Bytes acknowledged together.
+    /// Bytes acknowledged in the batch.
     pub(super) acked: u64,
     /// Shortest round trip among the acknowledged packets.
     pub(super) rtt: Duration,
@@ -50,7 +50,7 @@ pub(super) struct Samples {
     limited_until: u64,
     /// Bytes acknowledged in the current batch of acknowledgements.
     acked: u64,
-    /// Packet that was sent last of those acknowledged in the current batch.
+    /// The latest sent packet of those acknowledged in the current batch.
     newest: Option<Sent>,
     /// Shortest round trip in the current batch.
     rtt: Option<Duration>,
@@ -102,7 +102,8 @@ impl Samples {
         }
     }
 
-    /// Completes the sample after a batch of acknowledgements; `in_flight` bytes remain.
+    /// Completes the sample after a batch of acknowledgements, with `in_flight` bytes still in
+    /// flight; `limited` is true if the sender is application-limited.
     pub(super) fn take(&mut self, now: Instant, in_flight: u64, limited: bool) -> Option<Sample> {
         self.in_flight = in_flight;
         if self.limited_until > 0 && self.delivered > self.limited_until {

@@ -22,7 +22,7 @@ struct World {
     buffer: u64,
     /// Round trip without a queue, in seconds.
     rtt: f64,
-    /// Number of packets of which one is lost; 0: none is lost.
+    /// The path loses one of this many packets; 0: no loss.
     lose: u64,
     /// Bytes a second that the source produces.
     source: f64,
@@ -31,9 +31,9 @@ struct World {
     /// Send times of the packets in the queue.
     queue: VecDeque<Instant>,
     credit: f64,
-    /// Times at which the sender learns of arrivals, each with the send time.
+    /// Times at which acknowledgements reach the sender, each with the send time of the packet.
     acks: VecDeque<(Instant, Instant)>,
-    /// Times at which the sender learns of losses, each with the send time.
+    /// Times at which the sender detects losses, each with the send time of the packet.
     losses: VecDeque<(Instant, Instant)>,
     in_flight: u64,
     limited: bool,
@@ -84,7 +84,7 @@ impl World {
     fn tick(&mut self) {
         self.now += TICK;
         self.forward();
-        self.hear();
+        self.acknowledge();
         self.send();
         self.queued += self.queue.len() as u64 * MTU;
     }
@@ -101,7 +101,7 @@ impl World {
         self.credit = self.credit.min(MTU as f64);
     }
 
-    fn hear(&mut self) {
+    fn acknowledge(&mut self) {
         let now = self.now;
         while let Some(sent_at) = due(&mut self.losses, now) {
             self.in_flight -= MTU;
@@ -166,7 +166,7 @@ fn due(of: &mut VecDeque<(Instant, Instant)>, now: Instant) -> Option<Instant> {
 }
 
 #[test]
-fn a_path_is_filled_and_hardly_a_queue_stands() {
+fn a_path_is_filled_with_hardly_any_standing_queue() {
     for (mbits, rtt) in [(200.0, 0.1), (1000.0, 0.06), (10.0, 0.6), (20.0, 0.01)] {
         let mut world = World::new(mbits, rtt, 1.0);
         world.run(60.0 * rtt);
@@ -178,7 +178,7 @@ fn a_path_is_filled_and_hardly_a_queue_stands() {
 }
 
 #[test]
-fn a_full_path_is_probed_for_little_more() {
+fn a_full_path_is_probed_gently() {
     let mut world = World::new(100.0, 0.1, 1.0);
     world.run(6.0);
     let mut longest = 0.0_f64;
@@ -189,7 +189,7 @@ fn a_full_path_is_probed_for_little_more() {
 }
 
 #[test]
-fn a_path_that_loses_by_itself_is_filled_all_the_same() {
+fn a_path_with_random_loss_is_filled() {
     for lose in [100, 50, 20] {
         let mut world = World::new(100.0, 0.1, 1.0);
         world.lose = lose;
@@ -225,7 +225,7 @@ fn a_path_that_becomes_slower_or_faster_is_followed() {
 }
 
 #[test]
-fn a_sender_of_little_keeps_its_estimate_of_the_path() {
+fn an_application_limited_sender_keeps_its_estimate_of_the_path() {
     let mut world = World::new(100.0, 0.1, 1.0);
     world.run(6.0);
     world.source = world.rate / 10.0;
