@@ -1,8 +1,8 @@
-//! Admission of a run's own programs to its abstract sockets, which any local user can connect to.
+//! Access control for a run's abstract sockets, to which any local user can connect.
 //!
 //! A request is accepted if it begins with the run's secret, and comes from the run's user or from
 //! root. If root has started the run, a request may also come from a process of the run with any
-//! other user ID, because programs can change their user ID.
+//! user ID, because programs can change their user ID.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -26,8 +26,8 @@ pub fn admits(peer: Peer) -> bool {
     is_trusted(peer.user) || is_root() && is_of_this_run(peer.process)
 }
 
-/// Returns whether a socket made by `user` may send requests to this run: `user` is the run's user
-/// or root; or root has started the run, and one of its processes has this user ID.
+/// Returns whether a socket created by `user` may send requests to this run: `user` is the run's
+/// user or root; or root has started the run, and one of the run's processes has this user ID.
 pub fn admits_user(user: u32) -> bool {
     is_trusted(user) || is_root() && has_process_of(user)
 }
@@ -49,21 +49,21 @@ fn has_process_of(user: u32) -> bool {
     })
 }
 
-/// Real, effective, saved and file system user ID of a process; none if it has ended. The owner of
-/// `/proc/PID` is not used: it is root if the process has changed its user ID.
+/// Real, effective, saved and file system user IDs of a process; empty if the process has ended.
+/// The owner of `/proc/PID` cannot be used: it is root if the process has changed its user ID.
 fn users_of(process: u32) -> Vec<u32> {
     let ids = status_field(process, "Uid:").unwrap_or_default();
     ids.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
-/// Returns whether a socket passed by a program is a TCP socket, as the kernel reports its type
-/// and protocol.
+/// Returns whether a socket passed by a program is a TCP socket, according to the kernel.
 pub fn is_tcp(socket: &OwnedFd) -> bool {
     sockopt::socket_type(socket) == Ok(SocketType::STREAM)
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
 }
 
-/// Returns whether `process` is a descendant of this process, which adopts the run's orphans.
+/// Returns whether `process` is a descendant of this process. This process adopts orphans of the
+/// run, so all processes of the run are its descendants.
 fn is_of_this_run(mut process: u32) -> bool {
     let own = std::process::id();
     for _ in 0..MAX_DEPTH {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descendants_are_of_the_run_and_others_are_not() {
+    fn only_descendants_belong_to_the_run() {
         let mut child = Command::new("sh");
         child
             .args(["-c", "exec 3<&0; cat <&3 & echo $!; wait"])
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sockets_of_tcp_are_taken() {
+    fn only_tcp_sockets_are_accepted() {
         use rustix::net::{AddressFamily, socket};
         let of = |kind, protocol| socket(AddressFamily::INET, kind, protocol).unwrap();
         assert!(is_tcp(&of(SocketType::STREAM, None)));

@@ -1,5 +1,5 @@
-//! Control socket on which programs send requests to the handlers of their flows (TESLA, 3.6).
-//! The crate `viaduct-aware` and `viaduct.h` are its clients.
+//! Control socket through which programs send requests to the handlers of their flows (TESLA, 3.6).
+//! Its clients are the crate `viaduct-aware` and `viaduct.h`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,11 +18,10 @@ use super::{admission, control_socket};
 use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
 use crate::engine::commands::{CommandSender, WorkerCommand};
 
-/// Environment variable with the address of the control socket.
+/// Environment variable with the name of the control socket and the secret of its requests.
 pub const CONTROL: &str = "VIADUCT_CONTROL";
 
-/// Opens the control socket for the flows that `worker` carries. Returns its name and secret,
-/// for [`CONTROL`].
+/// Opens the control socket for the flows that `worker` carries. Returns the value of [`CONTROL`].
 pub fn start(worker: CommandSender) -> Result<String> {
     let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random()?));
     let listener = seqpacket::listen(&name).context("cannot listen for requests of programs")?;
@@ -32,7 +31,7 @@ pub fn start(worker: CommandSender) -> Result<String> {
     Ok(format!("{name};{}", secret.digits()))
 }
 
-/// Passes a request on to the worker. Returns the socket if no request has arrived yet.
+/// Passes a request to the worker. Returns the socket if no request has arrived yet.
 fn handle(socket: OwnedFd, secret: &Secret, worker: &CommandSender) -> Option<OwnedFd> {
     let mut bytes = [0; SECRET + MAX_MESSAGE];
     let (length, beside) = match seqpacket::receive(&socket, &mut bytes) {
@@ -53,13 +52,13 @@ fn handle(socket: OwnedFd, secret: &Secret, worker: &CommandSender) -> Option<Ow
     None
 }
 
-/// Keys that may identify the flow of a program's socket.
+/// IDs under which the flow of a program's socket may be registered.
 fn socket_ids(socket: &OwnedFd) -> Vec<SocketId> {
     let cookie = sockopt::socket_cookie(socket).ok().map(SocketId::Cookie);
     [cookie, ends_of(socket)].into_iter().flatten().collect()
 }
 
-/// Key of an inbound flow of a program, built from the addresses of the program's socket.
+/// ID of an inbound flow of a program, from the addresses of the program's socket.
 pub(super) fn ends_of(socket: &OwnedFd) -> Option<SocketId> {
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let peer = SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()?;

@@ -1,6 +1,6 @@
 //! Holder of a capture namespace, in which wrapped programs listen
-//! ([`viaduct_sys::netns::capture_ns`]): a process in that network namespace that opens
-//! sockets for the master, which stays in its own namespace.
+//! ([`viaduct_sys::netns::capture_ns`]): a process in that network namespace, which opens sockets
+//! for the master. The master stays in its own namespace.
 //!
 //! ```text
 //!   master ── Request: a listener at [::]:80, a socket at 192.0.2.9:4711 ──▶ viaduct run,
@@ -26,13 +26,13 @@ use viaduct_sys::socket::seqpacket;
 
 /// Maximum length of an answer in bytes; an answer may be an error text.
 const MAX_ANSWER: usize = 512;
-/// Maximum length of a request in bytes; the one with the routes is the longest.
+/// Maximum length of a request in bytes; the request with the routes is the longest.
 const MAX_REQUEST: usize = 32 << 10;
-/// Message that carries a socket; the answer follows in the next message.
+/// Message to which a socket is attached; the answer follows in the next message.
 const SOCKET: &[u8] = b"socket";
 
-/// First byte of the holder's first answer if a namespace was opened; it is followed by a byte for
-/// each descriptor sent along. Any other first answer is an error text.
+/// First byte of the holder's first answer if a namespace was opened, followed by the kind of each
+/// attached descriptor. Any other first answer is an error text.
 const READY: u8 = b'!';
 /// Kind of a descriptor: the namespace's uplink.
 const OUT: u8 = b'o';
@@ -49,13 +49,13 @@ const FIND: u8 = b'f';
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// Opens a socket for a program that listens, or for a connection to it.
+    /// Opens a socket for a listening program, or for a connection to one.
     Socket(Purpose, SocketAddr),
     /// Opens a UDP socket for IPv6 or for IPv4.
     Datagrams { v6: bool },
     /// Sets the routes to those of the host, given as text.
     Routes(String),
-    /// Creates an interface with this index.
+    /// Creates an interface with this index in the namespace.
     Link(u32),
 }
 
@@ -72,9 +72,9 @@ pub struct CaptureNs {
 }
 
 impl CaptureNs {
-    /// Opens a capture namespace, and the source of events about listeners in it. The namespace
-    /// ends when the returned value is dropped. Errors: this user cannot create a network
-    /// namespace; the error says why.
+    /// Opens a capture namespace, and the source of events about listeners in the namespace. The
+    /// namespace ends when the returned [`CaptureNs`] is dropped. Errors: this user cannot create a
+    /// network namespace; the error gives the reason.
     pub fn open() -> Result<(CaptureNs, Listeners)> {
         let (netns, mut given) = CaptureNs::start(false)?;
         let (closed, find) = given
@@ -84,14 +84,14 @@ impl CaptureNs {
         Ok((netns, Listeners::of([closed, find])))
     }
 
-    /// Opens a capture namespace for datagrams. They leave and enter the namespace through its
+    /// Opens a capture namespace for datagrams, which leave and enter the namespace through its
     /// uplink and, if there is IPv6, its loopback interface. Errors: those of [`CaptureNs::open`],
     /// or the namespace has no uplink.
     pub fn open_for_datagrams() -> Result<(CaptureNs, Uplinks)> {
         let (netns, mut given) = CaptureNs::start(true)?;
         let out = given.remove(&OUT).map(Uplink::of);
         let uplinks = Uplinks {
-            out: out.context("the holder of the capture namespace has sent no output")?,
+            out: out.context("the holder of the capture namespace has sent no uplink")?,
             v6: given.remove(&V6).map(LoopbackSocket::of),
             gone: given.remove(&GONE).map(CloseWatch::of),
             lookup: given.remove(&LOOKUP).map(SocketLookup::of),
@@ -108,7 +108,7 @@ impl CaptureNs {
             command.arg("--netns-datagrams");
         }
         inherited_fds::leave_open(&mut command, &[theirs.as_fd()]);
-        // The holder must neither get terminal signals nor hold pipes of the program open.
+        // The holder must neither get terminal signals nor keep pipes of the program open.
         command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let holder =
@@ -134,7 +134,8 @@ impl CaptureNs {
     }
 
     /// Translates the scope of a link-local address to an interface in the namespace: the interface
-    /// with the same index, or loopback if that cannot be created. Other addresses are unchanged.
+    /// with the same index, or loopback if such an interface cannot be created. Other addresses are
+    /// unchanged.
     pub fn with_ns_scope(&self, at: SocketAddr) -> SocketAddr {
         let SocketAddr::V6(v6) = at else { return at };
         if !v6.ip().is_unicast_link_local() {
@@ -158,7 +159,8 @@ impl CaptureNs {
     }
 
     fn request_socket(&self, request: &Request) -> io::Result<OwnedFd> {
-        // The holder has sent a socket. If none has arrived, this process is out of descriptors.
+        // The holder has attached a socket. If none has arrived, this process is out of
+        // descriptors.
         self.request(request)?.ok_or(rustix::io::Errno::MFILE.into())
     }
 
@@ -179,7 +181,8 @@ impl CaptureNs {
     }
 }
 
-/// Holds a capture namespace, for datagrams if `datagrams`, until the other end of `fd` closes.
+/// Runs the holder of a capture namespace, for datagrams if `datagrams`, until the other end of
+/// `fd` is closed.
 pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherited_fds::take(fd).context("cannot take the master's socket")?;
     drop(inherited_fds::take_rest().context("cannot list the open descriptors")?);
@@ -191,7 +194,7 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
         Ok((uplinks, listeners)) => send_fds(&socket, uplinks.as_ref(), listeners.as_ref())?,
         Err(error) => return Ok(seqpacket::send(&socket, error.to_string().as_bytes(), None)?),
     }
-    // A failure only leaves more memory in use.
+    // After a failure the process only uses more memory.
     let _ = memory::drop_clean_pages();
     let (mut request, mut routes) = ([0; MAX_REQUEST], SourceRoutes::default());
     loop {
@@ -203,8 +206,8 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
         };
         let done = execute(&request[..length], &mut routes);
         let errno = errno_of(&done);
-        // The answer is sent after the socket is closed here: a duplicate that is still open here
-        // would keep the port in use after the program has closed its socket.
+        // The answer is sent after this process has closed its duplicate of the socket, which would
+        // keep the port in use after the program has closed the socket.
         if let Ok(Some(made)) = done {
             seqpacket::send(&socket, SOCKET, Some(made.as_fd()))?;
         }
@@ -212,7 +215,7 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
     }
 }
 
-/// Sends the descriptors of the namespace to the master, with their kinds.
+/// Sends the descriptors of the namespace, with their kinds, to the master.
 fn send_fds(
     socket: &OwnedFd,
     uplinks: Option<&Uplinks>,
@@ -232,7 +235,8 @@ fn send_fds(
     seqpacket::send_with_fds(socket, &[&[READY], &kinds[..]].concat(), &fds)
 }
 
-/// Executes a request in the namespace, whose routes are `routes`. Returns a requested socket.
+/// Executes a request in the namespace, whose routes are `routes`. Returns the socket, if one was
+/// requested.
 fn execute(request: &[u8], routes: &mut SourceRoutes) -> io::Result<Option<OwnedFd>> {
     match serde_json::from_slice::<Request>(request)? {
         Request::Socket(purpose, at) => capture_ns::socket(purpose, at).map(Some),

@@ -1,11 +1,11 @@
-//! `--via cgroup`, the interposer that sees all calls: BPF on the cgroup of the program.
+//! `--via cgroup`, the interposer that sees all connects: BPF on the cgroup of the program.
 //!
 //! | part | |
 //! |---|---|
 //! | here | start; events of the BPF programs |
 //! | `connects` | connects whose SYN was dropped at the rendezvous |
 //! | `inbound` | connections to programs that listen |
-//! | `barrier` | wait until all events are handled |
+//! | `barrier` | wait for the handling of earlier events |
 
 mod barrier;
 mod connects;
@@ -46,7 +46,7 @@ use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 
 /// Attaches the BPF programs to `group`, and reports to `carrier` every connect that `plan`
-/// selects. Returns the holder of datagrams, if datagrams go through the handlers too, and the
+/// selects. Returns the holder of datagrams, if datagrams also go through the handlers, and the
 /// event loop's barrier.
 pub fn start(
     group: &Group,
@@ -127,7 +127,7 @@ fn keep(
     Ok(())
 }
 
-/// Decides how datagrams are treated. Returns the treatment; the holder of datagrams, if they go
+/// Selects the treatment of datagrams. Returns the treatment; the holder of datagrams, if they go
 /// through the handlers; and a notice for the user, if they should go through the handlers but
 /// cannot.
 fn carry(group: &Group, plan: &Plan) -> (DatagramMode, Option<HeldUdp>, Option<String>) {
@@ -141,7 +141,7 @@ fn carry(group: &Group, plan: &Plan) -> (DatagramMode, Option<HeldUdp>, Option<S
     }
 }
 
-/// Addresses at which programs' DNS queries are answered.
+/// Addresses to which programs' DNS queries are redirected.
 fn resolver(names: &RemoteNames) -> Option<Resolver> {
     let [v4, v6] = names.at();
     Some(Resolver { v4: v4?, v6 })
@@ -158,7 +158,7 @@ fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     for line in rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport))
     {
         if line.is_everything() {
-            // Instructions for the rules after this one would be unreachable, which the BPF
+            // Later rules have no effect; their instructions would be unreachable, which the BPF
             // verifier rejects.
             ours.otherwise = fate(line.fate);
             break;
@@ -183,10 +183,11 @@ struct EventLoop {
     rules: wrap::Rules,
     report: Option<Report>,
     names: Option<Arc<RemoteNames>>,
-    /// Notice that datagrams do not go through the handlers; `None` once it has been logged.
+    /// Notice that datagrams do not go through the handlers; `None` once the notice has been
+    /// logged.
     notice: Option<String>,
-    /// Pending connects, by socket cookie. Each retransmission of a SYN is reported too, and must
-    /// not begin another flow.
+    /// Pending connects, by socket cookie, because the BPF programs also report retransmitted SYNs,
+    /// which must not begin another flow.
     pending: HashMap<u64, (SocketAddr, Weak<()>)>,
     /// Flows of connects, by the program's address.
     outbound: FlowTable,
@@ -216,9 +217,9 @@ impl FlowTable {
     }
 }
 
-/// Maximum sleep of the event loop; nothing depends on it.
+/// Maximum sleep of the event loop; no timing depends on this value.
 const MAX_SLEEP: Duration = Duration::from_secs(3_600);
-/// Minimum number of entries at which connects that are no longer pending are removed.
+/// Minimum number of entries for which connects that are no longer pending are removed.
 const MIN_CONNECTS_CLEANUP: usize = 1024;
 
 impl EventLoop {

@@ -4,8 +4,8 @@ use std::ffi::{OsStr, OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Expands the words of a command line of `run` or `master`: `+NAME -KEY=VALUE` becomes the
-/// option `--handler`. Other words are unchanged, and so is everything after `--`.
+/// Expands the words of a command line of `run` or `master`: `+NAME -KEY=VALUE` becomes the option
+/// `--handler`. Other words, and everything after `--`, are unchanged.
 pub fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
     if words.get(1).is_none_or(|word| word != "run" && word != "master") {
@@ -42,7 +42,7 @@ pub fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     expanded
 }
 
-/// Suggests the right form of an unknown argument.
+/// Suggests the correct form of an unknown argument.
 pub fn suggestion(error: &clap::Error) -> Option<String> {
     let ErrorKind::UnknownArgument = error.kind() else { return None };
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };

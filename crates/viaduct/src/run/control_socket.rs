@@ -1,5 +1,5 @@
-//! Control socket server: a process of this run sends each request on a new connection, as one
-//! record.
+//! Server of the control sockets: processes of this run send each request on a new connection, as
+//! one record.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,19 +13,20 @@ use viaduct_sys::socket::seqpacket;
 
 use super::admission::admits;
 
-/// Maximum number of connections without a request; the oldest are closed first.
+/// Maximum number of connections on which no request has arrived; the oldest are closed first.
 const MAX_PENDING: usize = 4096;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Passes connections at `listener` to `answer` until the process ends. `answer` returns the
-/// socket if no request has arrived on it yet.
+/// Passes connections at `listener` to `answer` until the process ends. `answer` returns the socket
+/// if no request has arrived on the connection yet.
 pub fn serve(listener: &OwnedFd, mut answer: impl FnMut(OwnedFd) -> Option<OwnedFd>) {
     let mut pending: VecDeque<OwnedFd> = VecDeque::new();
     loop {
         loop {
             match seqpacket::accept(listener) {
                 Ok((socket, peer)) if admits(peer) => pending.push_back(socket),
-                // Closed without an answer: the peer is not a process of this run.
+                // The peer is not a process of this run: the connection is closed without an
+                // answer.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {

@@ -1,13 +1,13 @@
 //! UNIX sockets of daemons that are not in a run's process tree, but act for its programs, and thus
 //! bypass its chain.
 //!
-//! | kind | what they do | refused |
+//! | kind | service | refused |
 //! |---|---|---|
 //! | [`Kind::Resolver`] | look names up | if names are looked up at the far end |
 //! | [`Kind::Launcher`] | start programs, or reach daemons that do | under `--strict` |
 //!
-//! Only seccomp sees connects of UNIX sockets and can refuse those to such a daemon. So runs by
-//! `preload` are covered if they also use seccomp, and runs by `cgroup` are not.
+//! Only seccomp sees connects of UNIX sockets, and can refuse those to such a daemon. So runs with
+//! `--via preload` are covered if they also use seccomp, and runs with `--via cgroup` are not.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,8 +27,9 @@ pub enum Kind {
     Launcher,
 }
 
-/// Sockets of daemons that look names up, each with the service in `hosts:` of nsswitch.conf that
-/// uses the daemon. The service is empty if the C library always uses the daemon.
+/// Sockets of daemons that look names up, each with the service in the line `hosts:` of
+/// nsswitch.conf that uses the daemon; the service is empty if the C library always uses the
+/// daemon.
 const RESOLVERS: [(&str, &str); 5] = [
     ("/run/nscd/socket", ""),
     ("/run/systemd/resolve/io.systemd.Resolve", "resolve"),
@@ -48,11 +49,12 @@ const LAUNCHERS: [&str; 8] = [
     "/run/snapd.socket",
     "/var/lib/incus/unix.socket",
 ];
-/// Sockets of launchers that a user runs, relative to the user's directory in `/run/user`.
+/// Sockets of launchers that users run, relative to the user's directory in `/run/user`.
 const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/podman.sock"];
 
 /// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of a daemon of
-/// this kind. `base` is `/proc/TID`, for the program's root and working directory.
+/// this kind. `base` is the calling thread's `/proc/TID`, which has links to the program's root and
+/// working directory.
 pub fn is_daemon_socket(kind: Kind, path: &[u8], base: &Path) -> bool {
     let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
     if path.is_empty() {
@@ -75,7 +77,7 @@ pub fn is_daemon_socket(kind: Kind, path: &[u8], base: &Path) -> bool {
     })
 }
 
-/// Returns the first socket of a running daemon that programs of this machine query for names.
+/// Returns the first socket of a running daemon that programs of this machine use to look names up.
 pub fn resolver_in_use() -> Option<&'static str> {
     let text = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
     let hosts: Vec<&str> = text
@@ -121,7 +123,8 @@ fn is_of_user(path: &Path) -> bool {
 }
 
 /// Returns whether a socket is bound at `path`, without connecting to its daemon. Daemons listen on
-/// stream sockets, to which a datagram socket cannot connect: `EPROTOTYPE` means that one is bound.
+/// stream sockets, to which a datagram socket cannot connect: `EPROTOTYPE` means that a stream
+/// socket is bound.
 fn is_alive(path: &str) -> bool {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let Ok(socket) = rustix::net::socket_with(family, SocketType::DGRAM, flags, None) else {
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn resolvers_and_launchers_are_known_by_any_spelling() {
+    fn resolvers_and_launchers_are_recognized_by_any_spelling() {
         for path in [
             "/run/avahi-daemon/socket",
             "/var/run/nscd/socket",
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_seen_to_be_live_without_a_request() {
+    fn a_live_socket_is_detected_without_a_connection() {
         let path = std::env::temp_dir().join(format!("viaduct-alive-{}", std::process::id()));
         let text = path.to_str().unwrap();
         assert!(!is_alive(text));

@@ -1,4 +1,4 @@
-//! Common parts of the two ways in which datagrams of programs go through the handlers: in user
+//! Common parts of the two methods that pass datagrams of programs through the handlers: in user
 //! space ([`super::user_udp`]), or held by the kernel ([`super::held_udp`]).
 
 use std::{io, thread};
@@ -14,20 +14,21 @@ use super::Plan;
 
 /// Maximum number of address pairs (program and peer) for which handlers keep state.
 const MAX_PAIRS: usize = 16_384;
-/// Timer slack. With the kernel's default, datagrams could be delayed to save wakeups.
+/// Timer slack. With its default, the kernel could delay datagrams to save wakeups.
 const SLACK: Duration = Duration::from_nanos(1);
 
-/// Counts of a program's datagrams, for a report.
+/// Counters of a program's datagrams, for a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramCounts {
-    /// Bytes that the handlers passed on, out and back.
+    /// Bytes that the handlers have passed, from the program and to it.
     pub bytes: [u64; 2],
-    /// Datagrams dropped for lack of room, and, if the chain ends at a relay, those dropped
-    /// because the relay did not carry them.
+    /// Datagrams dropped for lack of room and, if the chain ends at a relay, datagrams dropped
+    /// because the relay could not carry them.
     pub dropped: [u64; 2],
 }
 
-/// Returns the handlers of `plan` as a path for datagrams, or the reason why there is none.
+/// Returns the chain of `plan` as a [`Passage`] for datagrams, or the reason why datagrams cannot
+/// use the chain.
 pub fn passage(plan: &Plan) -> Result<Passage, String> {
     if let Some(why) = unsupported(plan) {
         return Err(why);
@@ -39,8 +40,8 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
 
 /// Returns whether the program's datagrams are to go through the handlers: the rules select them,
 /// and either `--strict` is given or the handlers have work to do. The handlers have no work if the
-/// chain is empty, or if the kernel does all of the chain's work, the chain limits no rate, and no
-/// report has to count bytes.
+/// chain is empty; or if the kernel does all of the chain's work, the chain does not limit a rate,
+/// and there is no report that counts bytes.
 pub fn are_handled(plan: &Plan) -> bool {
     let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
     let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());

@@ -2,8 +2,8 @@
 //!
 //! The kernel closes the descriptors of a killed master: another process could then bind its ports,
 //! and the BPF program that redirects inbound connections would be detached. So the wrapper keeps
-//! duplicates of the descriptors: descriptors that wait unread in a socket stay open until the
-//! socket's reading end closes.
+//! duplicates of the descriptors unread in a socket, where they stay open until the socket's
+//! reading end is closed.
 //!
 //! ```text
 //!   wrapper ── the store's reading end, unread ◀══ descriptors ══ master
@@ -14,8 +14,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use viaduct_sys::socket::seqpacket;
 
-/// Adds `descriptors` to `store`. They stay open until the reading end of `store` closes. Errors:
-/// the reading end is closed.
+/// Adds duplicates of `descriptors` to `store`, which stay open until the reading end of `store` is
+/// closed. Errors: the reading end is closed.
 pub fn add(store: &OwnedFd, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     seqpacket::send_with_fds(store, b"kept", descriptors)
 }
@@ -34,8 +34,8 @@ mod tests {
         let at = listener.local_addr().unwrap();
         add(&ours, &[listener.as_fd()]).unwrap();
         drop((listener, ours));
-        TcpStream::connect(at).expect("it listens");
+        TcpStream::connect(at).expect("the stored listener is open");
         drop(theirs);
-        TcpStream::connect(at).expect_err("no listener is left");
+        TcpStream::connect(at).expect_err("the listener is closed");
     }
 }

@@ -32,10 +32,10 @@ pub fn one(registry: &Registry, name: &str) -> Result<()> {
     for (is, text) in [
         (
             about.name == transport.name,
-            "It is not a handler but the transport at the end of the chain: it must be last.",
+            "The transport at the end of the chain, not a handler: it must be last.",
         ),
-        (about.both_ends, "Both ends of a flow need it."),
-        (about.datagrams, "It works on datagrams too."),
+        (about.both_ends, "Both ends of a flow need this handler."),
+        (about.datagrams, "It also works on datagrams."),
         (
             about.guards,
             "Traffic that cannot pass this handler is refused, unless --no-strict is given.",

@@ -1,4 +1,4 @@
-//! Freezer: stops programs while one of their flows has no network (`migrate:freeze`).
+//! Freezer: stops programs while one of their flows has no network connectivity (`migrate:freeze`).
 //!
 //! The kernel freezes the control group. Unlike a stop by a signal, this is invisible to the
 //! program's terminal and to its parent.
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_stopped_while_any_of_their_flows_asks_for_it() {
+    fn programs_are_stopped_while_any_of_their_flows_requests_it() {
         let group = Group::new().unwrap();
         let mut command = Command::new("sleep");
         supervise::join_cgroup(command.arg("60"), group.members());

@@ -30,17 +30,17 @@ use super::Plan;
 use super::datagrams::{self, DatagramCounts, now, passage, timespec};
 use super::report::{self, Report};
 
-/// Maximum time for which [`HeldUdp::end`] waits until the queues of other processes are empty.
+/// Maximum time for which [`HeldUdp::end`] waits for the queues of other processes to drain.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of datagrams read before those that are due are released.
+/// Maximum number of datagrams read before due datagrams are released.
 const MAX_READS: usize = 256;
 
-/// Holds the datagrams of a control group's programs until the handlers release them.
+/// Datagrams of a cgroup's programs, which the kernel holds until the handlers release them.
 #[derive(Clone, Debug)]
 pub struct HeldUdp(Arc<Inner>);
 
-/// Makes the datagrams of `group` go through the handlers of `plan` from now on. Errors: the reason
-/// why datagrams cannot go through the handlers.
+/// Begins to pass the datagrams of `group` through the handlers of `plan`. Errors: the reason why
+/// datagrams cannot go through the handlers.
 pub fn start(group: &Group, plan: &Plan) -> Result<HeldUdp, String> {
     let passage = passage(plan)?;
     let relayed = RelayedDatagrams::new(plan)
@@ -63,13 +63,13 @@ fn source(error: &dyn std::error::Error) -> String {
 #[derive(Debug)]
 struct Inner {
     datagrams: DatagramQueue,
-    /// Locked for a whole round of the event loop, so that readers see consistent counts.
+    /// Locked for a complete round of the event loop, so that readers see consistent counters.
     state: Mutex<State>,
 }
 
 struct State {
     passage: Passage,
-    /// Set if the chain ends at a relay, which gets the payloads.
+    /// Set if the chain ends at a relay, to which the payloads are sent.
     relayed: Option<RelayedDatagrams>,
     verdicts: Vec<(u32, Verdict)>,
     rules: Rules,
@@ -77,7 +77,7 @@ struct State {
 }
 
 impl HeldUdp {
-    /// Returns the counts of datagrams so far.
+    /// Returns the counters of datagrams so far.
     pub fn counts(&self) -> DatagramCounts {
         let state = self.state();
         let stats = state.passage.stats();
@@ -86,8 +86,8 @@ impl HeldUdp {
         DatagramCounts { bytes: stats.bytes, dropped: [no_room, astray] }
     }
 
-    /// Returns the descriptor that owns the kernel's rules. A duplicate must outlive this process,
-    /// so that no datagram bypasses the handlers.
+    /// Returns a duplicate of the descriptor that owns the kernel's rules. It must outlive this
+    /// process, so that no datagram bypasses the handlers.
     pub fn rules(&self) -> Option<OwnedFd> {
         self.0.datagrams.rules()
     }
@@ -101,7 +101,8 @@ impl HeldUdp {
     }
 
     /// Stops holding datagrams. The kernel then also drops the datagrams in the queues of other
-    /// processes, so this first waits until those are empty, for [`HANDOVER_TIMEOUT`] at most.
+    /// processes, so this call first waits until those queues are empty, for at most
+    /// [`HANDOVER_TIMEOUT`].
     pub fn end(&self) {
         self.0.datagrams.end(HANDOVER_TIMEOUT);
     }
@@ -179,7 +180,7 @@ impl State {
         self.submit(now, ends, direction, bytes, tag);
     }
 
-    /// Asks the handlers when the datagram is due.
+    /// Submits a datagram to the handlers, which determine when it is due.
     fn submit(&mut self, now: Instant, ends: Ends, direction: Direction, bytes: usize, tag: u32) {
         match self.passage.handle_datagram(now, ends, direction, bytes, tag) {
             Taken::Waits { begins: true } => {

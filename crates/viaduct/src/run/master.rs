@@ -1,4 +1,4 @@
-//! The master: runs the handlers of a program's flows (TESLA, 3.7), and the program.
+//! The master: runs the handlers of a program's flows (TESLA, 3.7), and starts the program.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -40,9 +40,10 @@ use crate::master::nested::NestedMaster;
 
 /// Interval between checks for remaining processes and flows of the run.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Pause before a report, during which events of the program's last calls arrive.
+/// Delay of a report, so that events of the program's last calls can arrive.
 const REPORT_DELAY: Duration = Duration::from_millis(20);
-/// Maximum delay of a report while connections that are offloaded to the kernel have not ended.
+/// Maximum additional delay of a report while connections that are offloaded to the kernel are
+/// open.
 const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Exit status if the program does not exist.
 const NOT_FOUND: u8 = 127;
@@ -54,7 +55,7 @@ const NOT_A_PROGRAM: u8 = 126;
 struct ToWrapper(Arc<Mutex<UnixStream>>);
 
 impl ToWrapper {
-    /// Calls `act` in a thread when the wrapper has ended.
+    /// Starts a thread that calls `act` when the wrapper has ended.
     fn when_gone(&self, act: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
         let wait = move || {
@@ -65,7 +66,7 @@ impl ToWrapper {
         thread::Builder::new().name("wrapper".to_owned()).spawn(wait).map(drop)
     }
 
-    /// Sends a message. It is lost if the wrapper has ended.
+    /// Sends a message, which is lost if the wrapper has ended.
     fn send(&self, message: &Message) {
         let Ok(line) = serde_json::to_string(message) else { return };
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +86,7 @@ impl io::Write for ToWrapper {
     }
 }
 
-/// Runs the handlers, and the program on top of them; `fd` is the socket to the wrapper.
+/// Runs the handlers and the program; `fd` is the socket to the wrapper.
 pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
     let stream =
         UnixStream::from(inherited_fds::take(fd).context("cannot take the wrapper's socket")?);
@@ -103,7 +104,7 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
 #[error("{1}")]
 struct Failed(u8, String);
 
-/// Minimum limit of open descriptors for a run's flows, whatever the program's own limit is.
+/// Minimum limit of open descriptors for a run's flows, independent of the program's own limit.
 const MIN_DESCRIPTORS: u64 = 1 << 16;
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
@@ -150,7 +151,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
             break;
         }
     }
-    // Other processes of the run may be left, and data that was written may still be in flight.
+    // Other processes of the run may remain, and written data may still be in flight.
     while !interposer.has_ended()? {
         thread::sleep(POLL_INTERVAL);
     }
@@ -221,7 +222,7 @@ fn worker(args: &RunArgs, plan: &Plan, nested: Option<Arc<NestedMaster>>) -> Res
     EngineThread::start(config, listen_sets, AccessLog::default())
 }
 
-/// Sends the report on the program's flows, as far as they are known when the program ends.
+/// Sends the report on the program's flows, with the counters known when the program ends.
 fn send_report(
     wrapper: &ToWrapper,
     report: &Report,
@@ -251,7 +252,7 @@ fn send_report(
     }
 }
 
-/// Counts of flows over Trickles and over TCP, which is used for servers without Trickles.
+/// Report line with the numbers of flows over Trickles, and over TCP (to servers without Trickles).
 fn by_trickles(counters: &ProxyStats) -> String {
     let connected = |trickles: bool| -> u64 {
         let hops = counters.hops.iter().filter(|hop| hop.by.trickles().is_some() == trickles);
@@ -262,7 +263,7 @@ fn by_trickles(counters: &ProxyStats) -> String {
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
-    // Terminal signals are meant for the program. They must be ignored here, because this process
+    // Terminal signals are meant for the program. This process must ignore them, because it
     // detaches from the terminal only after the program has started.
     inherited_state::ignore_terminal();
     let fresh = || {
@@ -281,8 +282,9 @@ fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -
     })
 }
 
-/// Builds the command of the program. `activated`: a service manager has passed sockets, and set
-/// `LISTEN_PID` to the wrapper's process ID. The command then sets it to the program's.
+/// Builds the command of the program. If `activated`, a service manager has passed sockets, and has
+/// set `LISTEN_PID` to the wrapper's process ID; the command then sets `LISTEN_PID` to the
+/// program's.
 fn command_of(program: &OsStr, arguments: &[OsString], activated: bool) -> Command {
     let mut command = match activated {
         false => Command::new(program),
@@ -296,7 +298,7 @@ fn command_of(program: &OsStr, arguments: &[OsString], activated: bool) -> Comma
     command
 }
 
-/// Returns whether a service manager has opened sockets for the wrapper (`sd_listen_fds(3)`).
+/// Returns whether a service manager has passed sockets to the wrapper (`sd_listen_fds(3)`).
 fn is_activated() -> bool {
     let named = env::var("LISTEN_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
     named == Some(std::os::unix::process::parent_id())

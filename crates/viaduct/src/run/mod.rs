@@ -10,7 +10,7 @@
 //!         ── its datagrams ── held by the kernel until handlers release them ──▶ the far end
 //! ```
 //!
-//! With `--master N` the second process of the drawing still handles the program's calls, but a
+//! With `--master NAME` the second process of the drawing still handles the program's calls, but a
 //! shared master carries the flows ([`crate::master::client`]). If the run has handlers of its own,
 //! the second process runs them, and is nested under the shared master ([`crate::master::nested`]).
 
@@ -62,7 +62,7 @@ use crate::rule_args::RuleArgs;
 use crate::run_dir::RunDir;
 use crate::value_parser::wait;
 
-/// Exit status if viaduct itself fails, the same as env(1)'s.
+/// Exit status if viaduct itself fails, the same as that of env(1).
 pub const OUR_FAULT: u8 = 125;
 
 /// Arguments of `viaduct run`.
@@ -79,7 +79,7 @@ pub struct RunArgs {
     /// Handler, written +NAME[:KEY=VALUE,...]
     #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]", hide = true)]
     handlers: Vec<HandlerSpec>,
-    /// Interposer that sees the program's calls
+    /// Interposer that reports the program's connects
     #[arg(long, value_enum, default_value_t)]
     via: via::Via,
     #[command(flatten)]
@@ -94,7 +94,7 @@ pub struct RunArgs {
     no_offload: bool,
     #[command(flatten)]
     times: ProgramTimes,
-    /// Idle timeout of a datagram flow, after which its handlers drop their state
+    /// Idle timeout of a datagram flow, after which the handlers discard its state
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     datagram_idle: Duration,
     /// Print a report of the program's flows on standard error at the end
@@ -142,13 +142,14 @@ struct Plan {
     /// Negotiation with far ends, if any.
     negotiation: Option<Arc<negotiate::RunNegotiation>>,
     rules: Rules,
-    /// Resolver that answers programs with fake IPs, if names are looked up at the far end.
+    /// Resolver that answers programs' queries with fake IPs, if names are looked up at the far
+    /// end.
     names: Option<Arc<names::RemoteNames>>,
     /// Set if the kernel can do all of the chain's work.
     offload: Option<Offload>,
     /// Idle timeout of a datagram flow.
     datagram_idle: Duration,
-    /// Set if nothing may bypass a shared master (`--strict`), which carries streams only.
+    /// Set if a shared master, which carries only streams, may not be bypassed (`--strict`).
     streams_alone: bool,
     report: Option<Report>,
 }
@@ -195,15 +196,15 @@ impl Plan {
     /// Adopts the rules that a parent master announces.
     fn adopt_parent(&mut self, welcome: &Welcome) -> Result<()> {
         self.rules = self.rules.above(&welcome.rules)?;
-        // Kernel offload would keep flows on the program's own socket, but they must continue to
-        // the parent master.
+        // With kernel offload, flows would stay on the program's own socket, but they must go
+        // through the parent master.
         self.offload = None;
         self.streams_alone = welcome.rules.strict;
         Ok(())
     }
 }
 
-/// Runs the program, and ends in the same way as the program.
+/// Runs the program, and ends with the program's exit status or signal.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     if let Some(fd) = args.netns_fd {
         return capture_ns::hold(fd, args.netns_datagrams).map(|()| ExitCode::SUCCESS);

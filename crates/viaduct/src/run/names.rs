@@ -1,9 +1,9 @@
-//! Names that are looked up at the far end: DNS queries of programs are answered here, with
-//! fake IPs ([`viaduct_proto::fake_ip`]).
+//! Lookup of names at the far end: this process answers DNS queries of programs with fake IPs
+//! ([`viaduct_proto::fake_ip`]).
 //!
-//! Other users of the machine can send queries too. They get no answer: an answer could tell them
-//! names that the programs have looked up, and their own names could push those of the programs out
-//! of the pool.
+//! Queries of other users of the machine are not answered: an answer could reveal names that the
+//! programs have looked up, and the names of other users could evict those of the programs from the
+//! pool.
 
 use std::collections::HashMap;
 use std::io;
@@ -34,8 +34,8 @@ pub enum LookupSite {
 /// Options for the lookup of names.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NameArgs {
-    /// Place where names are looked up; by default the far end, if a handler connects to hosts
-    /// by name and nothing may bypass it (+socks)
+    /// Place where names are looked up [default: remote, if a handler such as +socks connects to
+    /// hosts by name and no traffic may bypass it; otherwise local]
     #[arg(long, value_enum, value_name = "WHERE")]
     names: Option<LookupSite>,
     /// IPv4 prefix of the fake IPs that stand for names
@@ -45,14 +45,14 @@ pub struct NameArgs {
 
 impl NameArgs {
     /// Applies the options to a chain, and sets in `rules` whether names are looked up at the far
-    /// end; `None` if programs look names up as without Viaduct. Errors: `remote` was given, and no
+    /// end; `None` if names are looked up on this machine. Errors: `remote` was given, but no
     /// handler of the chain connects to hosts by name.
     pub fn load(&self, chain: &Factories, rules: &mut Rules) -> Result<Option<Arc<RemoteNames>>> {
         let able = chain.iter().any(|handler| handler.takes_names());
         let remote = match self.names {
             Some(LookupSite::Local) => false,
             Some(LookupSite::Remote) if !able => {
-                bail!("--names remote: it needs a handler that connects by name, such as socks")
+                bail!("--names remote: this needs a handler that connects by name, such as socks")
             }
             Some(LookupSite::Remote) => true,
             None => able && rules.strict && !leave_dns_direct(rules),
@@ -62,7 +62,8 @@ impl NameArgs {
     }
 }
 
-/// Returns whether a rule for port 53 lets DNS queries go direct. Rules for all ports do not count.
+/// Returns whether a rule for port 53 lets DNS queries bypass the chain. Rules for all ports do not
+/// count.
 fn leave_dns_direct(rules: &Rules) -> bool {
     let asks = |line: &&viaduct_proto::wrap::Line| {
         line.fate == Fate::Leave
@@ -73,7 +74,7 @@ fn leave_dns_direct(rules: &Rules) -> bool {
     rules.lines().iter().any(|line| asks(&line))
 }
 
-/// The fake IPs, and the resolver that gives them to programs.
+/// Pool of fake IPs, and the resolver that returns them to programs.
 #[derive(Debug)]
 pub struct RemoteNames {
     fake_ips: Mutex<FakeIpPool>,
@@ -83,20 +84,20 @@ pub struct RemoteNames {
 }
 
 /// Returns the target of a flow to `to`: the address itself, or the name if `to` is a fake IP;
-/// `None` if that name was forgotten.
+/// `None` if the pool no longer has that name.
 pub fn target(names: Option<&RemoteNames>, to: SocketAddr) -> Option<Address> {
     let Some(names) = names else { return Some(Address::Ip(to)) };
     names.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).destination(to)
 }
 
-/// Describes the target of a flow to `to`; a fake IP is described by its name.
+/// Returns the target of a flow to `to` as text: for a fake IP, its name.
 pub fn text(names: Option<&RemoteNames>, to: SocketAddr) -> String {
     let forgotten = || format!("a name that was forgotten ({to})");
     target(names, to).map_or_else(forgotten, |target| target.to_string())
 }
 
-/// Users that have sent queries, and whether they are answered. The check may have to look at all
-/// processes, which would take too long for each query.
+/// Cache of users that have sent queries, and of whether their queries are answered. The check may
+/// have to examine all processes, which would take too long for each query.
 #[derive(Debug, Default)]
 struct KnownUsers(HashMap<u32, (Instant, bool)>);
 
@@ -148,7 +149,7 @@ impl RemoteNames {
         Ok(())
     }
 
-    /// Returns the answer to a DNS query; `None` if it is not a query.
+    /// Returns the answer to a DNS query; `None` if `query` is not a DNS query.
     pub fn answer_to(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).answer(query)
     }
@@ -183,9 +184,9 @@ impl RemoteNames {
         }
     }
 
-    /// Checks that no daemon looks names up for programs: their queries to the daemon, on its UNIX
-    /// socket, would bypass this run. The check is not needed with seccomp, which refuses connects
-    /// to that socket. Errors: a daemon would be queried, and nothing may bypass the chain.
+    /// Checks that no daemon looks names up for programs: queries to the daemon's UNIX socket would
+    /// bypass this run. The check is not needed with seccomp, which refuses connects to that
+    /// socket. Errors: there is such a daemon, and the chain may not be bypassed.
     pub fn check_daemons(&self) -> Result<()> {
         let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(
@@ -201,13 +202,13 @@ impl RemoteNames {
 }
 
 /// Binds sockets of both families to the same port. Returns only the IPv4 socket if the machine has
-/// no IPv6, or if no port is found that is free in both families.
+/// no IPv6, or if none of 16 ports is free in both families.
 fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
     for _ in 0..16 {
         let v4 = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         match UdpSocket::bind((Ipv6Addr::LOCALHOST, v4.local_addr()?.port())) {
             Ok(v6) => return Ok((v4, Some(v6))),
-            // The port is in use for IPv6: try another one.
+            // The port is in use for IPv6: try another port.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             // This machine has no IPv6.
             Err(_) => return Ok((v4, None)),
@@ -222,8 +223,9 @@ mod tests {
 
     use super::*;
 
-    /// Asks twice for an address by sockets of a user, and stays that user if the third argument
-    /// says so. Prints the length of each answer, or 0 after a second.
+    /// Queries an address twice, over sockets created with a user ID, and keeps that user ID if the
+    /// third argument is `true`. Prints the length of each answer, or 0 if there is none within a
+    /// second.
     const ASK: &str = "
 import os, socket, sys
 port, user, stays = sys.argv[1:]

@@ -1,5 +1,5 @@
 //! Negotiation of handlers with the far end of each flow: command-line options, and the rejection
-//! of peers that lack a required handler.
+//! of clients that lack a required handler.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
@@ -21,18 +21,18 @@ use crate::rate_limited::RateLimitedLog;
 /// Options for the negotiation of handlers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NegotiateArgs {
-    /// Negotiate the handlers with each far end, and with each client of a program that listens,
-    /// without an additional round trip; those without Viaduct get plain connections
+    /// Negotiate the handlers with each far end, and with each client of a listening program,
+    /// without an additional round trip; connections to ends without Viaduct are plain
     #[arg(long, conflicts_with = "require")]
     prefer: bool,
     /// Negotiate the handlers with each far end, and refuse flows whose far end lacks one of the
-    /// named handlers; if none is named, those whose far end lacks a handler that both ends need
+    /// named handlers; without names, flows whose far end lacks a handler that both ends need
     #[arg(long, value_name = "HANDLER,...", num_args = 0..=1, require_equals = true,
           default_missing_value = "", value_delimiter = ',')]
     require: Option<Vec<String>>,
-    /// With --require, negotiate in the first bytes of each connection instead of its SYN, whose
-    /// options require privilege; both ends must then have the same handlers. Default without
-    /// privilege
+    /// With --require, negotiate in the first bytes of each connection instead of SYN options,
+    /// which require privilege; both ends must then have the same handlers [default without
+    /// privilege]
     #[arg(long, requires = "require")]
     greet: bool,
 }
@@ -72,27 +72,28 @@ impl NegotiateArgs {
 /// Method of negotiation in use.
 #[derive(Debug)]
 pub enum NegotiationMode {
-    /// By TCP options of SYNs.
+    /// In TCP options of SYNs.
     SynOptions(Arc<Negotiation>),
-    /// By the first bytes of a connection, with this chain.
+    /// In the first bytes of a connection, with this chain.
     FirstBytes(Factories),
 }
 
-/// Terms of the negotiation, and its state once it has begun.
+/// Terms of the negotiation, and its state once the negotiation has begun.
 #[derive(Debug)]
 pub struct RunNegotiation {
     terms: Terms,
     both_ends: Vec<bool>,
-    /// Set to negotiate by the first bytes of a connection (`--greet`).
+    /// Set to negotiate in the first bytes of a connection (`--greet`).
     by_first_bytes: bool,
     is_required: bool,
     syn_options: OnceLock<(Arc<Negotiation>, Ports)>,
 }
 
 impl RunNegotiation {
-    /// Starts the negotiation of `chain`, for connections and listeners that programs seen by `via`
-    /// open from now on. A parent master sends the SYNs itself, so a nested run can negotiate only
-    /// in the first bytes of connections. Errors: a privilege is missing.
+    /// Starts the negotiation of `chain`, for connections and listeners that programs under the
+    /// interposer `via` open after this call. A parent master sends the SYNs itself, so a nested
+    /// run can negotiate only in the first bytes of connections. Errors: a privilege is missing, or
+    /// the options are not possible with `via` or in a nested run.
     pub fn start(&self, via: Via, chain: &Factories, is_nested: bool) -> Result<NegotiationMode> {
         let greeting =
             || NegotiationMode::FirstBytes(offer_in_band(&self.terms, chain, &self.both_ends));
@@ -108,7 +109,7 @@ impl RunNegotiation {
                  with the whole chain works without them"
             )),
             Via::Auto if self.is_required => self.use_syn_options(chain).or_else(|why| {
-                info!("handlers are negotiated by first bytes, not in SYNs: {why:#}");
+                info!("handlers are negotiated in first bytes, not in SYNs: {why:#}");
                 Ok(greeting())
             }),
             Via::Auto | Via::Cgroup => self.use_syn_options(chain),
@@ -125,20 +126,20 @@ impl RunNegotiation {
         Ok(NegotiationMode::SynOptions(negotiation.clone()))
     }
 
-    /// Negotiation by options of SYNs, if in use, and the ports at which programs listen.
+    /// Negotiation in SYN options, if in use, and the ports at which programs listen.
     pub fn syn_options(&self) -> Option<&(Arc<Negotiation>, Ports)> {
         self.syn_options.get()
     }
 }
 
-/// Returns the interposer to use: negotiation in SYNs requires a cgroup.
+/// Returns the interposer to use: negotiation in SYNs requires [`Via::Cgroup`].
 pub fn choose_via(via: Via, plan: &Plan) -> Via {
     let offers =
         plan.negotiation.as_ref().is_some_and(|negotiation| negotiation.syn_options().is_some());
     if offers { Via::Cgroup } else { via }
 }
 
-/// Accepts or rejects clients of programs, by the result of the negotiation of handlers.
+/// Filter that accepts or rejects clients of programs by the result of the negotiation of handlers.
 #[derive(Debug)]
 pub struct ClientFilter {
     negotiation: Arc<Negotiation>,

@@ -1,5 +1,5 @@
-//! Pending connects of unprivileged interposers. The master holds a duplicate of the program's
-//! socket for each.
+//! Pending connects of the unprivileged interposers. For each, the master has a duplicate of the
+//! program's socket.
 
 mod answer;
 mod connect;
@@ -40,52 +40,53 @@ use crate::rate_limited::RateLimitedLog;
 /// State of an unprivileged interposer: its rules, and the pending connects.
 #[derive(Debug)]
 pub struct Interposition {
-    /// Rules that say which flows go through the handlers.
+    /// Rules that select the flows for the handlers.
     pub rules: Rules,
-    /// The rendezvous where connects wait.
+    /// Rendezvous at which connects wait.
     pub rendezvous: Rendezvous,
     closed: ClosedPorts,
     sockets: Mutex<SocketTable>,
     deadlines: Deadlines,
     carrier: Carrier,
-    /// Counts of flows, including direct ones.
+    /// Report that counts the flows, including direct ones.
     pub report: Option<Report>,
-    /// Fake IPs, and the resolver that gives them to programs; `None` unless names are looked up at
-    /// the far end.
+    /// Fake IPs, and the resolver that returns them to programs; `None` unless names are looked up
+    /// at the far end.
     pub remote_names: Option<Arc<RemoteNames>>,
-    /// Set if the kernel can do all of the chain's work: the rate limit in bytes per second, or 0
-    /// for none. `None` if a report has to count bytes.
+    /// Rate limit in bytes per second, or 0 for none, if the kernel does all of the chain's work.
+    /// `None` if it cannot, or if a report has to count bytes.
     pub offload: Option<u64>,
-    /// Listeners of programs; `None` if the kernel can do all of the chain's work.
+    /// Listeners of programs; `None` if the kernel does all of the chain's work.
     pub public_listeners: Option<Arc<PublicListeners>>,
-    /// Set if no process of the run is left, or if the end of its last process would not be
-    /// reported.
+    /// Set if no process of the run is left, or if seccomp does not report the end of its last
+    /// process.
     ended: AtomicBool,
     /// Set if seccomp cannot report calls.
     has_no_seccomp: AtomicBool,
     /// Set if the reason why programs cannot listen has been logged.
     has_warned: AtomicBool,
     user_udp: LazyUserUdp,
-    /// Notice that datagrams do not go through the handlers; `None` once it has been logged.
+    /// Notice that datagrams do not go through the handlers; `None` once the notice has been
+    /// logged.
     notice: Mutex<Option<String>>,
     /// Rate-limited log of refused calls.
     refused: RateLimitedLog<String>,
 }
 
-/// UDP in user space, started with the first datagram socket.
+/// UDP in user space, which is started for the first datagram socket.
 #[derive(Debug)]
 struct LazyUserUdp {
     plan: Option<Plan>,
     running: OnceLock<Option<Arc<UserUdp>>>,
 }
 
-/// Reason for the datagram notice if the carrier does not start.
+/// Reason in the datagram notice if UDP in user space cannot start.
 fn cannot_carry(why: &anyhow::Error) -> String {
     format!("the carrier of datagrams cannot start ({why:#})")
 }
 
 impl Interposition {
-    /// Returns the state for programs whose flows `carrier` carries as `plan` says.
+    /// Returns the state for programs whose flows `carrier` carries according to `plan`.
     pub fn new(plan: &Plan, carrier: Carrier) -> Result<Arc<Interposition>> {
         let rendezvous = Rendezvous::open().context("cannot open the rendezvous")?;
         let closed = ClosedPorts::open().context("cannot reserve a closed port")?;
@@ -97,8 +98,8 @@ impl Interposition {
         let mut unsupported = datagrams::unsupported(plan).filter(|_| are_handled);
         let running = OnceLock::new();
         if are_handled && unsupported.is_none() && plan.names.is_some() {
-            // The carrier of datagrams answers DNS queries too. If it cannot start, the resolver
-            // of `remote_names` answers them.
+            // UDP in user space also answers DNS queries. If it cannot start, the resolver of
+            // `remote_names` answers them.
             match UserUdp::start(plan) {
                 Ok(user_udp) => drop(running.set(Some(user_udp))),
                 Err(why) => unsupported = Some(cannot_carry(&why)),
@@ -133,8 +134,8 @@ impl Interposition {
         }))
     }
 
-    /// Records that no process of the run is left, or that the end of its last process would not
-    /// be reported.
+    /// Records that no process of the run is left, or that seccomp does not report the end of its
+    /// last process.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -146,7 +147,7 @@ impl Interposition {
     }
 
     /// Records that seccomp does not report calls, so that calls missed by the preloaded library
-    /// are not seen.
+    /// are not intercepted.
     pub fn set_no_seccomp(&self) {
         self.has_no_seccomp.store(true, Ordering::Release);
     }
@@ -156,14 +157,15 @@ impl Interposition {
         !self.has_no_seccomp.load(Ordering::Acquire)
     }
 
-    /// Warns once that connections to a program that listens are not intercepted, and says `why`.
+    /// Logs one warning that connections to listening programs are not intercepted, with the reason
+    /// `why`.
     pub fn warn_cannot_listen(&self, why: &str) {
         if !self.has_warned.swap(true, Ordering::AcqRel) {
             warn!("a program listens, but has no capture namespace: {why}");
         }
     }
 
-    /// Returns whether a notice that datagrams bypass the handlers waits to be logged.
+    /// Returns whether there is a notice about datagrams that has not been logged.
     pub fn has_datagram_notice(&self) -> bool {
         self.notice.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -175,7 +177,7 @@ impl Interposition {
         }
     }
 
-    /// Returns the carrier of datagrams. Starts it at the first call, which takes a moment.
+    /// Returns UDP in user space, which the first call starts; this takes some milliseconds.
     /// `None`, with a warning, if it cannot start.
     pub fn start_user_udp(&self) -> Option<&Arc<UserUdp>> {
         let plan = self.user_udp.plan.as_ref()?;
@@ -189,7 +191,7 @@ impl Interposition {
         self.user_udp.running.get_or_init(start).as_ref()
     }
 
-    /// Returns the carrier of datagrams if it has been started.
+    /// Returns UDP in user space if it has been started.
     pub fn user_udp(&self) -> Option<&Arc<UserUdp>> {
         self.user_udp.running.get()?.as_ref()
     }
@@ -210,7 +212,8 @@ impl Interposition {
         }
     }
 
-    /// Returns true if the connect has begun or is in progress, false if already connected.
+    /// Returns true if the connect has begun or is in progress, false if the socket is already
+    /// connected.
     fn try_begin(
         self: &Arc<Interposition>,
         socket: OwnedFd,
@@ -264,13 +267,13 @@ impl Interposition {
         Ok(true)
     }
 
-    /// Arranges that `answer` is given with `errno` when the program's time limit expires.
+    /// Schedules `answer` with `errno` for the time at which the program's time limit expires.
     fn add_deadline(&self, answer: &Answer, errno: Errno) -> io::Result<()> {
         let Some(limit) = answer.limit else { return Ok(()) };
         self.deadlines.add(Instant::now() + limit, answer.clone(), errno)
     }
 
-    /// Handles the disconnect of a socket: ends its connect in progress. Calls that wait for this
+    /// Handles the disconnect of a socket: ends a connect in progress. Calls that wait for this
     /// connect fail with `ECONNABORTED`.
     pub fn disconnected(&self, cookie: u64) {
         let mut sockets = self.sockets();
@@ -283,8 +286,8 @@ impl Interposition {
         }
     }
 
-    /// Returns the peer and local address to report for a socket. Each is `None` if the kernel's
-    /// own answer is right.
+    /// Returns the peer address and the local address to report for a socket. Each is `None` if the
+    /// kernel's own answer is correct.
     pub fn addresses_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
         let mut sockets = self.sockets();
         let known = sockets.addresses.get(cookie);
@@ -296,13 +299,13 @@ impl Interposition {
         self.sockets().addresses.set(cookie, Addresses { peer, own: None, refused: None });
     }
 
-    /// Takes the error of a socket's failed connect, unless the program has read it already. The
-    /// kernel cannot report all of these errors, and reports `ECONNREFUSED` instead.
+    /// Takes the error of a socket's failed connect, unless the program has already read the error.
+    /// The kernel cannot report all of these errors, and reports `ECONNREFUSED` instead.
     pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
         self.sockets().take_refusal(cookie)
     }
 
-    /// Counts a stream that goes direct, as the rules say.
+    /// Counts a stream that connects directly because of the rules.
     pub fn count_direct(&self, to: SocketAddr) {
         if let Some(report) = &self.report {
             report.count(FlowOutcome::Direct, "tcp", to);
@@ -353,7 +356,7 @@ impl Interposition {
     }
 }
 
-/// Domain, type and protocol of a socket, as the kernel reports them.
+/// Returns the domain, type and protocol of a socket, as the kernel reports them.
 pub fn socket_of(socket: impl AsFd) -> io::Result<Socket> {
     let socket = socket.as_fd();
     Ok(Socket {

@@ -1,10 +1,10 @@
 //! `--via preload`, the interposer of TESLA: a library in the program, between the program and
 //! libc.
 //!
-//! The library decides by itself which calls go direct, and sends each of the others to the master
-//! on a new connection. It marks its system calls with a number, the *word*, in an unused argument.
-//! Calls without the word, from static programs, other runtimes or libc itself, are reported by
-//! seccomp, and the rules are applied to them here, so nothing bypasses the chain.
+//! The library itself selects the calls that connect directly, and sends every other call to the
+//! master on a new connection. The library marks its system calls with a number, the *word*, in an
+//! unused argument. Seccomp reports calls without the word, from static programs, other runtimes or
+//! libc itself, and the rules are applied to them here, so nothing bypasses the chain.
 //!
 //! ```text
 //!   program ──connect──▶ library ── goes direct, with the word ──▶ kernel
@@ -34,10 +34,10 @@ use super::seccomp::{self, send_timeout};
 use super::{admission, control_socket};
 use crate::master::send_answer;
 
-/// File name of the library; one file serves the loaders of both glibc and musl.
+/// File name of the library; the same file works with the loaders of glibc and musl.
 const LIBRARY: &str = "libviaduct_preload.so";
 /// Environment variable with the name of the master's socket, the word of the library's calls and
-/// the run's secret: `NAME;WORD;SECRET`, the last two in hexadecimal digits.
+/// the run's secret: `NAME;WORD;SECRET`, where the last two are in hexadecimal digits.
 const WRAP: &str = "VIADUCT_WRAP";
 
 /// Control socket for the libraries of programs.
@@ -65,8 +65,9 @@ pub fn start(interposition: Arc<Interposition>) -> Result<PreloadServer> {
 }
 
 impl PreloadServer {
-    /// Starts `command` with the library preloaded. Returns its process ID. If seccomp cannot be
-    /// used, fails with `--strict`, and otherwise starts the command that `fresh` builds instead.
+    /// Starts `command` with the library preloaded, and returns its process ID. If seccomp cannot
+    /// be used, the start fails with `--strict`; otherwise the command that `fresh` builds is
+    /// started instead, without seccomp.
     pub fn start(&self, mut command: Command, fresh: impl Fn() -> Command) -> Result<u32> {
         self.set_environment(&mut command);
         match seccomp::start(&self.interposition, command, Some(self.word)) {
@@ -78,8 +79,8 @@ impl PreloadServer {
             Err(why) => {
                 warn!("static programs can bypass the library: {why}");
                 self.interposition.set_no_seccomp();
-                // Without seccomp the end of the last program is not reported, so the run ends when
-                // no child of the master is left.
+                // Without seccomp the end of the last process is not reported, so the run ends when
+                // the master has no more children.
                 self.interposition.end();
                 let mut command = fresh();
                 self.set_environment(&mut command);
@@ -99,7 +100,7 @@ impl PreloadServer {
     }
 }
 
-/// Finds the library, beside this program or where packages install it.
+/// Finds the library, in the directory of this program or where packages install the library.
 fn find_library() -> Result<PathBuf> {
     let program = env::current_exe().context("cannot find the path of this program")?;
     let beside = program.parent().context("the path of this program has no directory")?;
@@ -157,7 +158,8 @@ fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) 
             let later = wait.then(|| {
                 let waits = Some(later.clone());
                 let mut answer = super::pending::Answer::new(send_timeout(&program), move |done| {
-                    // The program must be the only holder of its socket when it gets the answer.
+                    // The program must have the only descriptor of its socket when it gets the
+                    // answer.
                     let errno = done.map(drop).err().unwrap_or(Errno::NONE);
                     send_answer(&later, &Answer::Done(errno));
                 });

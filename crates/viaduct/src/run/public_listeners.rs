@@ -1,18 +1,19 @@
-//! Programs that listen in a run without privilege: the master accepts at the port that the
-//! program asked for, and connects to the program's own listener, which is in a capture
-//! namespace ([`super::capture_ns`]).
+//! Listening programs in a run without privilege: the master accepts at the port that the program
+//! has requested, and connects to the program's own listener, which is in a capture namespace
+//! ([`super::capture_ns`]).
 //!
 //! ```text
 //!   program ── listen ──▶ its socket, bound to 192.0.2.1:80, becomes the public listener;
-//!                         in its place it gets a listener in the namespace, same address
+//!                         the program gets a listener in the namespace, same address
 //!   client ══▶ public listener ══▶ Arrival: handlers ══▶ a socket in the namespace, bound
 //!                                                        to the client's address ══▶ program
 //! ```
 //!
-//! Address errors are thus reported to the program by the kernel, and `accept` returns the client's
-//! address. A public listener lives while a program listens behind it; the kernel reports when the
-//! last listener behind it closes. A public listener accepts only while the listener behind it has
-//! room in its backlog, so that clients wait as they would at the program's own listener.
+//! Thus the kernel reports address errors to the program, and `accept` returns the client's
+//! address. A program's listener in the namespace is called the inner listener of the public one. A
+//! public listener exists until its last inner listener is closed, which the kernel reports. It
+//! accepts only while an inner listener has room in its backlog, so that clients wait as they would
+//! at the program's own listener.
 
 mod accept;
 mod list;
@@ -39,9 +40,9 @@ use super::capture_ns::CaptureNs;
 use super::report::Report;
 use crate::master::carrier::Carrier;
 
-/// Event data of `wake`. Events of a public listener have its cookie.
+/// Event data of `wake`. The event data of a public listener is its cookie.
 const WOKEN: u64 = 0;
-/// Event data of closed listeners.
+/// Event data of the notices of closed inner listeners.
 const CLOSED: u64 = u64::MAX;
 
 /// All public listeners of a run.
@@ -49,16 +50,16 @@ const CLOSED: u64 = u64::MAX;
 pub struct PublicListeners {
     netns: Mutex<Option<OpenNs>>,
     list: Mutex<List>,
-    /// Reports public listeners with pending connections, by their socket cookies.
+    /// Reports `wake`, closed inner listeners, and public listeners with pending connections.
     epoll: OwnedFd,
     wake: OwnedFd,
-    /// Set when a program accepts a connection while some listener is full.
+    /// Set when a program accepts a connection while a listener is full.
     has_drained: AtomicBool,
     carrier: Carrier,
     report: Option<Report>,
 }
 
-/// The capture namespace, and the source of events about listeners in it.
+/// The capture namespace, and the source of events about its listeners.
 #[derive(Clone, Debug)]
 struct OpenNs {
     netns: Arc<CaptureNs>,
@@ -68,9 +69,9 @@ struct OpenNs {
 /// Outcome of a program's `listen`.
 #[derive(Debug)]
 pub enum ListenOutcome {
-    /// Replaces the program's socket, which is the second descriptor, by the first.
+    /// Replaces the program's socket, which is the second descriptor, with the first.
     Replace(OwnedFd, OwnedFd),
-    /// Leaves the program its socket, which is behind a public listener already, or in another
+    /// Leaves the program's socket unchanged: it already is an inner listener, or is in another
     /// network namespace.
     Unchanged,
 }
@@ -96,8 +97,8 @@ impl PublicListeners {
         Ok(public_listeners)
     }
 
-    /// Opens the capture namespace unless it is open. Errors: the user may not create a network
-    /// namespace; the error says why.
+    /// Opens the capture namespace, unless it is open. Errors: the user cannot create a network
+    /// namespace; the error gives the reason.
     pub fn open_ns(&self) -> Result<()> {
         let mut netns = self.netns.lock().unwrap_or_else(PoisonError::into_inner);
         if netns.is_none() {
@@ -118,9 +119,8 @@ impl PublicListeners {
         self.netns.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes `socket`, a duplicate of a program's TCP socket, listen behind a public listener.
-    /// Errors, returned to the program: the socket's address is taken, or there is no capture
-    /// namespace.
+    /// Handles the `listen` of a program on a TCP socket, of which `socket` is a duplicate. Errors,
+    /// which the program gets: the socket's address is in use, or there is no capture namespace.
     pub fn listen(&self, socket: OwnedFd, is: Socket, backlog: i32) -> io::Result<ListenOutcome> {
         let OpenNs { netns, listeners } = self.ns().ok_or(io::ErrorKind::NotConnected)?;
         let cookie = sockopt::socket_cookie(&socket)?;
@@ -131,8 +131,8 @@ impl PublicListeners {
         if !capture_ns::is_in_this_netns(&socket) {
             capture_ns::listen(&socket, backlog)?;
             if capture_ns::share_netns(&listeners, &socket) {
-                // The socket was behind a public listener, and was then shut down: it needs a new
-                // public listener.
+                // The socket was an inner listener, and was then shut down: it needs a new public
+                // listener.
                 let public = open_public(&socket, is, backlog)
                     .and_then(|public| self.add(public, is, backlog, flags, &socket));
                 if let Err(error) = public {
@@ -155,7 +155,7 @@ impl PublicListeners {
         Ok(ListenOutcome::Replace(inner, own))
     }
 
-    /// Starts to accept connections at the listener `public` for `inner`.
+    /// Adds the public listener `public` with its inner listener `inner`, and starts to accept.
     fn add(
         &self,
         public: OwnedFd,
@@ -180,11 +180,11 @@ impl PublicListeners {
             flags,
             inner: vec![InnerListener::of(inner)?],
             is_full: false,
-            // Unknown until it is read, before the first accept.
+            // Read before the first accept.
             room: 0,
             backlog_slot: Arc::default(),
         });
-        // If there were listeners before, the thread already wakes up at intervals.
+        // With earlier listeners, the accept loop already wakes up at intervals.
         if list.public_listeners.len() == 1 {
             self.wake();
         }
@@ -193,7 +193,8 @@ impl PublicListeners {
 
     /// Returns the replacement for a socket on which a program calls `accept`. A replacement is
     /// needed if the program inherited the socket before another process called `listen`: the
-    /// socket is then the public listener itself.
+    /// socket is then the public listener itself. `None` if the socket is neither a public nor an
+    /// inner listener.
     pub fn accept(&self, cookie: u64, is: Socket) -> io::Result<Option<ListenOutcome>> {
         if !self.list().full.is_empty() && !self.has_drained.swap(true, Ordering::AcqRel) {
             self.wake();
@@ -202,8 +203,7 @@ impl PublicListeners {
         opened.map_or(Ok(None), |opened| self.relisten(&opened.netns, cookie, is, None))
     }
 
-    /// Handles `listen` or `accept` on a socket that is a public listener or is behind one;
-    /// `None` for other sockets.
+    /// Handles `listen` or `accept` on a public or an inner listener; `None` for other sockets.
     fn relisten(
         &self,
         netns: &CaptureNs,
@@ -214,8 +214,8 @@ impl PublicListeners {
         let mut list = self.list();
         if let Some(public) = list.public_listeners.get(&cookie) {
             let own = public.listener.try_clone()?.into();
-            // All processes that share a socket get the same listener, and thus share one accept
-            // queue.
+            // All processes that share a socket get the same inner listener, and thus share one
+            // accept queue.
             let theirs = public.inner.iter().find_map(|of| find_socket(of.inode));
             if let Some(inner) = theirs {
                 return Ok(Some(ListenOutcome::Replace(inner, own)));
@@ -264,8 +264,8 @@ impl PublicListeners {
     }
 
     /// Returns whether the program that listens at `port` has set `SO_REUSEADDR`, or `SO_REUSEPORT`
-    /// if `whole_port`, on its socket; `None` if no program listens there. The listener in the
-    /// capture namespace always has both.
+    /// if `whole_port`, on its socket; `None` if no program listens at the port. The inner listener
+    /// always has both options.
     pub fn reuse_option(&self, port: u16, whole_port: bool) -> Option<bool> {
         let list = self.list();
         let public = list.public_listeners.get(list.ports.get(&port)?.first()?)?;

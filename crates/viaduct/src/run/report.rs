@@ -16,21 +16,21 @@ use crate::engine::wrapped::{PendingConnect, Program};
 /// Outcome of a flow, in the order of a report.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowOutcome {
-    /// The bytes go through the handlers, and, for TCP, the far end has answered.
+    /// Through the handlers; for TCP, the far end has answered.
     Handled,
-    /// Inbound to a program that listens, and accepted by the handlers.
+    /// Inbound to a listening program, and accepted by the handlers.
     Inbound,
-    /// On the program's own connection, while the kernel does the handlers' work.
+    /// On the program's own connection; the kernel does the handlers' work.
     Offloaded,
-    /// Inbound to a program that listens, and rejected.
+    /// Inbound to a listening program, and rejected.
     Rejected,
     /// Selected for the handlers, but the far end could not be reached.
     Failed(String),
-    /// Selected for the handlers, but without an answer until the program gave up, or ended.
+    /// Selected for the handlers, but unanswered when the program gave up or ended.
     Unanswered,
-    /// Direct, as the rules say.
+    /// Direct, because of the rules or because no handler applies.
     Direct,
-    /// Refused, by the rules or because the negotiation of handlers failed.
+    /// Refused by the rules, or because the negotiation of handlers failed.
     Refused,
 }
 
@@ -43,7 +43,7 @@ impl FlowOutcome {
             FlowOutcome::Rejected => "inbound were rejected by the handlers",
             FlowOutcome::Failed(_) => "failed",
             FlowOutcome::Unanswered => "were unanswered when the program gave up",
-            FlowOutcome::Direct => "went direct, by the rules or as no handler applies",
+            FlowOutcome::Direct => "went direct, by the rules or because no handler applies",
             FlowOutcome::Refused => "were refused",
         }
     }
@@ -60,9 +60,9 @@ pub struct Report {
 #[derive(Debug, Default)]
 struct Lines {
     flows: BTreeMap<(FlowOutcome, &'static str, SocketAddr), u64>,
-    /// Bytes out and in, of connections with kernel offload.
+    /// Bytes sent and received on connections with kernel offload.
     offloaded: [u64; 2],
-    /// Number of connections with kernel offload that have not ended.
+    /// Number of open connections with kernel offload.
     open: u64,
 }
 
@@ -94,7 +94,7 @@ impl Lines {
 }
 
 impl Report {
-    /// Returns an empty report; `names` resolves fake IPs if there are any.
+    /// Returns an empty report; `names` resolves fake IPs, if they are in use.
     pub fn new(names: Option<Arc<RemoteNames>>) -> Report {
         Report { lines: Arc::default(), names }
     }
@@ -104,7 +104,7 @@ impl Report {
         self.lock().count(outcome, transport, to);
     }
 
-    /// Replaces the `Unanswered` of a connect by its outcome.
+    /// Replaces the `Unanswered` of a connect with its outcome.
     fn answered(&self, outcome: FlowOutcome, to: SocketAddr) {
         let mut lines = self.lock();
         lines.forget(&FlowOutcome::Unanswered, "tcp", to);
@@ -118,7 +118,7 @@ impl Report {
         lines.open += 1;
     }
 
-    /// Returns whether connections with kernel offload are still open. Their bytes are not
+    /// Returns whether connections with kernel offload are still open, so that their bytes are not
     /// known yet.
     pub fn awaits_offloaded(&self) -> bool {
         self.lock().open > 0
@@ -136,8 +136,8 @@ impl Report {
         lines.offloaded[1] += back;
     }
 
-    /// Formats the report as lines of text. `handled`: bytes that passed handlers, out and in, if
-    /// known. `dropped`: datagrams dropped for lack of room, and those that the relay did not
+    /// Formats the report as lines of text. `handled`: bytes through the handlers, out and in, if
+    /// known. `dropped`: datagrams dropped for lack of room, and those that the relay could not
     /// carry. `via`: name of the interposer.
     pub fn lines(
         &self,
@@ -159,7 +159,7 @@ impl Report {
                     // The bytes are those of outbound and inbound flows together.
                     if let Some([out, back]) = handled.take() {
                         let both = *outcome == FlowOutcome::Handled && has_inbound;
-                        let both = if both { ", inbound included" } else { "" };
+                        let both = if both { ", including inbound" } else { "" };
                         line += &format!(": {out} bytes out, {back} in{both}");
                     }
                 }
@@ -248,14 +248,14 @@ impl PendingConnect for ReportedConnect {
     }
 }
 
-/// Program that listens, whose inbound flows the report counts.
+/// Listening program whose inbound flows the report counts.
 #[derive(Debug)]
 pub struct ReportedProgram {
     program: Box<dyn Program>,
     at: SocketAddr,
     report: Report,
-    /// Set if a connection to the program was made, or another flow to the program was begun. A
-    /// drop is then no rejection.
+    /// Set if a connection to the program was begun, or another flow to the program was created. A
+    /// drop then does not count as a rejection.
     was_accepted: AtomicBool,
 }
 
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(
             report.lines("cgroup", Some([5, 7]), [3, 2]),
             [
-                "2 passed the handlers by cgroup: 5 bytes out, 7 in, inbound included",
+                "2 passed the handlers by cgroup: 5 bytes out, 7 in, including inbound",
                 "       2  tcp 192.0.2.1:80",
                 "1 inbound passed the handlers by cgroup",
                 "       1  tcp at 192.0.2.1:22",
@@ -331,7 +331,7 @@ mod tests {
                 "       1  tcp [2001:db8::1]:81 (refused)",
                 "1 were unanswered when the program gave up",
                 "       1  tcp 192.0.2.7:80",
-                "1 went direct, by the rules or as no handler applies",
+                "1 went direct, by the rules or because no handler applies",
                 "       1  udp 192.0.2.9:53",
                 "3 datagrams found no room, and were dropped",
                 "2 datagrams were not carried by the relay, and were dropped",
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(report.lines("cgroup", None, [0; 2]), ["no flows were seen by cgroup"]);
         report.offloaded(at("192.0.2.1:80"), 1, 2);
         assert!(report.lines("cgroup", None, [0; 2])[0].ends_with("1 bytes out, 2 in"));
-        // On a long path, a connection ends later than its program.
+        // On a long path, a connection may end later than its program.
         report.offload_begun(at("192.0.2.1:80"));
         assert!(report.awaits_offloaded());
         let line = &report.lines("cgroup", None, [0; 2])[0];

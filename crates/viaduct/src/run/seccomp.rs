@@ -1,21 +1,22 @@
 //! `--via seccomp`, the interposer that needs no privilege: seccomp reports the program's calls.
 //!
-//! A thread receives calls, and never blocks: a blocking connect is answered later, by the worker
-//! (the thread of the chains), when the far end has answered. A call that goes direct is made here,
-//! on a duplicate of the socket and with the copy of the address that was checked: the program
-//! could change its memory between this check and the kernel's own read.
+//! The supervisor thread receives calls, and never blocks: a blocking connect is answered later, by
+//! the worker (the thread of the chains), when the far end has answered. The supervisor itself
+//! makes direct calls for the program, on a duplicate of the socket and with the copy of the
+//! address that was checked: if the kernel read the address, the program could have changed it
+//! after the check.
 //!
 //! | part | calls |
 //! |---|---|
 //! | here | `socket`; dispatch and replies |
-//! | `addresses` | those that read a socket's addresses and its error |
+//! | `addresses` | reads of a socket's addresses and of its error |
 //! | `arguments` | arguments of calls: memory and descriptors of the program |
 //! | `blocking` | direct connects and sends that block |
 //! | `connects` | `connect` |
-//! | `datagrams` | those of UDP sockets whose datagrams are carried in user space |
+//! | `datagrams` | calls on UDP sockets whose datagrams are carried in user space |
 //! | `direct_sends` | direct sends of datagrams |
-//! | `listeners` | those of programs that listen |
-//! | `options` | those for socket options that are mirrored at the connection to the far end |
+//! | `listeners` | `bind`, `listen` and `accept` of listening programs |
+//! | `options` | `setsockopt` and `getsockopt` of options mirrored to the far connection |
 //! | `sends` | sends with an address |
 //! | `signals` | signals that arrive while a connect is pending |
 
@@ -51,12 +52,12 @@ use self::sends::Payload;
 use super::pending::{Answer, Interposition};
 
 const SO_ERROR: i32 = 4;
-/// Interval between checks for signals to threads that wait for a connect.
+/// Interval between checks for signals to threads in a pending connect.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Starts `command`, and a thread that handles the calls of its processes until the last one has
-/// ended. The preloaded library puts `word` into an unused argument of calls that it has handled;
-/// these are not reported, except those named in [`Traps`].
+/// Starts `command`, and a thread that handles the calls of its processes until the last process
+/// has ended. The preloaded library puts `word` into an unused argument of the calls that it has
+/// handled; these are not reported, except those named in [`Traps`].
 pub fn start(
     interposition: &Arc<Interposition>,
     command: Command,
@@ -90,13 +91,13 @@ struct Supervisor {
     pending_connects: VecDeque<(Notification, Answer)>,
     /// Time of the last check for signals to the threads of `pending_connects`.
     last_check: Instant,
-    /// Number of epoll instances that programs have made.
+    /// Number of epoll instances that programs have created.
     made: EpollCount,
 }
 
-/// Outcome of a call: a reply now, or `None` if it is answered later.
+/// Outcome of a call: an immediate reply, or `None` if the call is answered later.
 type Outcome = Result<Option<Reply>, Errno>;
-/// Outcome: the kernel is to execute the call.
+/// Outcome: the kernel executes the call.
 const CONTINUE: Outcome = Ok(Some(Reply::Continue));
 /// Outcome: the call has succeeded, and returns 0.
 const DONE: Outcome = Ok(Some(Reply::Returned(0)));
@@ -131,7 +132,7 @@ impl Supervisor {
             if events.contains(PollFlags::IN) {
                 match self.listener.receive() {
                     Ok(call) => self.answer(&call),
-                    // For example, the caller has ended.
+                    // The caller may have ended.
                     Err(error) => debug!("cannot receive a call: {error}"),
                 }
             } else if events.contains(PollFlags::HUP) {
@@ -204,7 +205,7 @@ impl Supervisor {
     }
 
     /// Returns an answer for `call` on `socket`, to be given when the connect has succeeded or
-    /// failed. On success, `data` is sent on the socket first.
+    /// failed. After a success, `data`, if any, is sent on the socket before the answer.
     fn deferred_answer(
         &self,
         call: &Notification,
@@ -238,7 +239,7 @@ impl Supervisor {
     }
 }
 
-/// Time limit that a program has set for its calls on a socket (`SO_SNDTIMEO`).
+/// Time limit that a program has set for sends and connects on a socket (`SO_SNDTIMEO`).
 pub(super) fn send_timeout(socket: &OwnedFd) -> Option<Duration> {
     sockopt::socket_timeout(socket, Timeout::Send).ok().flatten()
 }

@@ -1,5 +1,5 @@
-//! Transport of flows from the end of a chain to their far ends: the kernel's TCP, or the
-//! transport that the chain ends with, as in `+compress +trickles:way=udp`.
+//! Transport of flows from the end of a chain to their far ends: the kernel's TCP, or the transport
+//! with which the chain ends, as in `+compress +trickles:way=udp`.
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{About, HandlerSpec};
@@ -9,7 +9,7 @@ use crate::engine::trickles::{Early, PacketFormats, TricklesTarget};
 
 const TRICKLES: &str = "trickles";
 
-/// Description of the transport and its settings.
+/// Returns the description of the transport and of its settings.
 pub fn about() -> About {
     let line =
         "uses Trickles, for which servers keep no state; TCP where the server has no Trickles";
@@ -32,8 +32,8 @@ pub fn about() -> About {
         )
 }
 
-/// Splits the transport off the end of a chain. Errors: the transport is not last, or does not take
-/// these settings.
+/// Splits the transport off the end of a chain. Errors: the transport is not the last in the chain,
+/// or does not have these settings.
 pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], OutboundSpec)> {
     let transport = |spec: &HandlerSpec| spec.name() == TRICKLES;
     let (handlers, outbound) = match chain {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_is_the_last_of_a_chain() {
+    fn a_transport_is_the_last_in_a_chain() {
         let by = |formats| {
             OutboundSpec::Trickles(TricklesTarget { formats, key: None, early: Early::Known })
         };

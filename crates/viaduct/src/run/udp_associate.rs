@@ -1,6 +1,6 @@
-//! UDP ASSOCIATE: datagrams whose chain ends at a relay (`socks`). This module has the
-//! control connections, on which relays are negotiated, and the sockets to the relays; [`Relays`]
-//! decides what is sent and when.
+//! UDP ASSOCIATE: datagrams whose chain ends at a relay (`socks`). This module has the control
+//! connections, on which relays are negotiated, and the sockets to the relays; [`Relays`] decides
+//! which datagrams are sent, and when.
 //!
 //! ```text
 //!   Action::Open ─▶ a thread: connect, negotiate ─▶ opened ─▶ Link ══ datagrams ══ relay
@@ -30,25 +30,25 @@ use viaduct_proto::time::{Duration, Instant};
 use super::Plan;
 use super::names::{RemoteNames, target};
 
-/// Maximum number of relays; each takes two descriptors here, and a port of the proxy.
+/// Maximum number of relays; each uses two descriptors of this process, and a port of the proxy.
 const MAX_RELAYS: usize = 1024;
-/// Maximum bytes that are queued for one socket of a program until its relay is open.
+/// Maximum number of bytes queued for one socket of a program until its relay is open.
 const MAX_EARLY: usize = 64 << 10;
-/// Delay before a failed relay is opened again, if datagrams are dropped meanwhile.
+/// Delay before a failed relay is opened again, if datagrams are dropped in the meantime.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Delay before a failed relay is opened again, if datagrams go direct meanwhile.
+/// Delay before a failed relay is opened again, if datagrams go direct in the meantime.
 const RETRY_DELAY_DIRECT: Duration = Duration::from_secs(30);
-/// Maximum number of relays being opened. Beyond it, opening fails; a later datagram of the socket
-/// tries again.
+/// Maximum number of relays being opened. Above this number, opening fails; a later datagram of the
+/// socket starts another attempt.
 const MAX_OPENING: usize = 32;
 /// Timeout of the connection to the proxy, and of the negotiation on it.
 const PROXY_TIMEOUT: Wait = Wait::from_secs(10);
-/// Maximum number of datagrams read from one relay before others are served.
+/// Maximum number of datagrams read from one relay before other relays are served.
 const MAX_READS: usize = 64;
-/// The longest datagram, in bytes.
+/// Maximum length of a datagram, in bytes.
 const MAX_DATAGRAM: usize = 65_535;
-/// Event data of opened relays. Events of link `n` have 2`n` for its datagrams, and 2`n` + 1 for
-/// its control connection.
+/// Event data of newly opened relays. The event data of link `n` is 2`n` for its datagrams, and
+/// 2`n` + 1 for its control connection.
 const OPENED: u64 = u64::MAX;
 
 /// The relays of a program's sockets.
@@ -64,20 +64,20 @@ pub struct UdpRelays {
     opened_sender: Sender<Opened>,
     wake: Arc<OwnedFd>,
     buffer: Vec<u8>,
-    /// Datagrams that are to go direct.
+    /// Datagrams to be sent directly.
     direct: Vec<(Ends, Vec<u8>)>,
     leave: bool,
-    /// Set if the lack of a relay has been logged.
+    /// Set if a warning that there is no relay has been logged.
     has_warned: bool,
 }
 
-/// Number of a relay, and the link to it.
+/// Number of a relay, and the link to it or the reason of the failure.
 type Opened = (u64, Result<Link>);
 
 #[derive(Debug)]
 struct Link {
     connection: TcpStream,
-    /// Connected to the relay, so that the kernel drops datagrams of other hosts.
+    /// Socket connected to the relay, so that the kernel drops datagrams from other hosts.
     relay: UdpSocket,
 }
 
@@ -115,15 +115,15 @@ impl UdpRelays {
 
     /// Sends a datagram to `ends.peer` or, if that is a fake IP, to its name.
     pub fn send(&mut self, now: Instant, ends: Ends, data: &[u8]) {
-        // Datagrams to a fake IP whose name was forgotten are dropped.
+        // A datagram to a fake IP whose name is no longer in the pool is dropped.
         if let Some(to) = target(self.names.as_deref(), ends.peer) {
             self.relays.handle_out(now, ends, &to, data);
             self.run_actions(now);
         }
     }
 
-    /// Passes datagrams that have arrived to `take`, up to a limit. The descriptor stays readable
-    /// if some are left.
+    /// Passes received datagrams to `take`, up to a limit. The descriptor stays readable if more
+    /// are available.
     pub fn receive(&mut self, now: Instant, mut take: impl FnMut(Ends, &[u8])) {
         let mut events = Vec::with_capacity(MAX_READS);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -140,12 +140,12 @@ impl UdpRelays {
         self.run_actions(now);
     }
 
-    /// Time at which the next relay times out.
+    /// Time of the next timeout of a relay.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.relays.poll_timeout()
     }
 
-    /// Closes relays that were idle for too long.
+    /// Closes relays whose idle timeout has expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.relays.handle_timeout(now);
         self.run_actions(now);
@@ -157,12 +157,12 @@ impl UdpRelays {
         self.run_actions(now);
     }
 
-    /// Returns whether datagrams go direct, out and back, if there is no relay for them.
+    /// Returns whether datagrams in both directions go direct if there is no relay for them.
     pub fn may_go_direct(&self) -> bool {
         self.leave
     }
 
-    /// Takes the datagrams that could not be relayed and go direct instead.
+    /// Takes the datagrams that could not be relayed and are to be sent directly instead.
     pub fn take_direct(&mut self) -> Vec<(Ends, Vec<u8>)> {
         std::mem::take(&mut self.direct)
     }
@@ -194,11 +194,11 @@ impl UdpRelays {
         }
     }
 
-    /// Starts to negotiate a relay.
+    /// Starts a thread that negotiates a relay.
     fn open(&mut self, number: u64) -> Result<()> {
         let relay = self.factory.relay().context("the handler has no relay")?;
         if self.opening >= MAX_OPENING {
-            bail!("{MAX_OPENING} relays are being negotiated already");
+            bail!("{MAX_OPENING} relays are already being negotiated");
         }
         let (opened_sender, wake) = (self.opened_sender.clone(), self.wake.clone());
         let negotiate = move || {
@@ -242,7 +242,8 @@ impl UdpRelays {
         }
     }
 
-    /// Reads the control connection. Its data is ignored; its end closes the relay.
+    /// Reads the control connection. Its data is ignored; the end of the connection closes the
+    /// relay.
     fn read_control(&mut self, now: Instant, number: u64) {
         let Some(link) = self.links.get(&number) else { return };
         match (&link.connection).read(&mut [0; 256]) {
@@ -261,7 +262,7 @@ impl UdpRelays {
             let length = match link.relay.recv(&mut self.buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The error of an earlier datagram that was not delivered.
+                // This is the error of an earlier datagram that was not delivered.
                 Err(_) => continue,
             };
             let received = self.relays.handle_in(now, number, &self.buffer[..length]);
@@ -273,14 +274,14 @@ impl UdpRelays {
 }
 
 impl AsFd for UdpRelays {
-    /// Descriptor that is readable when a datagram or an event has arrived.
+    /// Descriptor that is readable when there is a datagram or an event to handle.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 impl Link {
-    /// Negotiates a relay. Blocks until the proxy has answered, or until a timeout.
+    /// Negotiates a relay. Blocks until the negotiation has ended, or until [`PROXY_TIMEOUT`].
     fn open(mut relay: Box<dyn Relay + Send>) -> Result<Link> {
         let via = relay.via().clone();
         let mut connection = connect(&via).with_context(|| format!("cannot connect to {via}"))?;
@@ -296,7 +297,7 @@ impl Link {
         relay.connect(at).with_context(|| format!("cannot connect to the relay {at}"))?;
         relay.set_nonblocking(true)?;
         connection.set_nonblocking(true)?;
-        // Detects that the proxy has vanished, even if the connection is idle.
+        // With keepalives, the loss of the proxy is detected even if the connection is idle.
         sockopt::set_socket_keepalive(&connection, true)?;
         Ok(Link { connection, relay })
     }
@@ -317,7 +318,7 @@ fn connect(via: &Address) -> Result<TcpStream> {
     Err(why)
 }
 
-/// Negotiates on `connection`; returns the relay's address, as the proxy announces it.
+/// Negotiates on `connection`; returns the relay's address, as announced by the proxy.
 fn negotiate(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Address> {
     let until = Clock::now() + PROXY_TIMEOUT;
     connection.set_nodelay(true)?;

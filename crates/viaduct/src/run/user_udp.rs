@@ -1,14 +1,15 @@
 //! UDP in user space, which needs no privilege. A program's UDP sockets are in a capture namespace
-//! ([`super::capture_ns`]) whose only exit is this process. Each of them that is bound to a port
-//! has a host socket: a socket in the host's network namespace, at the same port if that is free.
+//! ([`super::capture_ns`]) that only this process connects to other networks. Each program's socket
+//! that is bound to a port has a host socket: a socket in the host's network namespace, at the same
+//! port if that port is free.
 //!
 //! ```text
 //!   program ── its socket ──▶ netns ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ host socket
 //!           ◀── from the peer ── netns ◀═ out ═ Passage ◀────────────────────────── host socket
 //! ```
 //!
-//! If the chain ends at a relay ([`super::udp_associate`]), the relay takes the place of the host
-//! socket.
+//! If the chain ends at a relay ([`super::udp_associate`]), datagrams go to and from the relay
+//! instead of the host socket.
 //!
 //! IPv6 datagrams to programs, and datagrams to `::1`, go through the loopback interface of the
 //! capture namespace, as the kernel requires.
@@ -47,13 +48,13 @@ use super::names::RemoteNames;
 use super::report::Report;
 use super::udp_associate::UdpRelays;
 
-/// The longest packet, in bytes.
+/// Maximum length of a packet, in bytes.
 const MAX_PACKET: usize = 65_535;
 /// Interval between checks for sockets that programs have closed.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1000);
 const DNS: u16 = 53;
 /// Event data of the namespace's uplink, its loopback interface, the relays, closed sockets and
-/// route changes. Events of host sockets have the socket's number.
+/// route changes. The event data of a host socket is its number.
 const OUT: u64 = u64::MAX;
 const LOOP: u64 = u64::MAX - 1;
 const RELAYS: u64 = u64::MAX - 2;
@@ -63,7 +64,7 @@ const ROUTES: u64 = u64::MAX - 4;
 /// Event loop that carries the datagrams of a run's programs in user space.
 #[derive(Debug)]
 pub struct UserUdp {
-    /// The namespace of programs' sockets.
+    /// Capture namespace of programs' sockets.
     pub netns: CaptureNs,
     out: Uplink,
     v6: Option<LoopbackSocket>,
@@ -80,14 +81,14 @@ struct State {
     report: Option<Report>,
     host_sockets: HostSockets,
     relays: Option<UdpRelays>,
-    /// Answers DNS queries, if names are looked up at the far end.
+    /// Resolver that answers DNS queries, if names are looked up at the far end.
     names: Option<Arc<RemoteNames>>,
     /// Held datagrams, by their tags in the `Passage`.
     waiting: HashMap<u32, HeldDatagram>,
     waiting_bytes: usize,
     next: u32,
-    /// Datagrams dropped for lack of room, and those dropped because they bypassed the relay, or
-    /// came through it although the rules do not select their peer.
+    /// Datagrams dropped for lack of room; and those dropped because they bypassed the relay, or
+    /// came through the relay although the rules do not select their peer.
     lost: [u64; 2],
     last_sweep: Instant,
     /// Addresses and routes of this host.
@@ -99,14 +100,14 @@ struct State {
 }
 
 impl UserUdp {
-    /// Starts to carry datagrams through the handlers of `plan`. Errors: datagrams cannot be
-    /// carried; the error says why.
+    /// Starts to pass datagrams through the handlers of `plan`. Errors: the reason why datagrams
+    /// cannot be carried.
     pub fn start(plan: &Plan) -> Result<Arc<UserUdp>> {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
         let (netns, Uplinks { out, v6, gone, lookup }) = CaptureNs::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let relays = UdpRelays::new(plan)?;
-        // Fails without netlink. Routes that are added later are then missing.
+        // This fails without netlink. The namespace then lacks routes that are added later.
         let watch = SourceRoutesWatch::new().ok();
         let sources = [
             (Some(out.as_fd()), OUT),
@@ -145,9 +146,9 @@ impl UserUdp {
         Ok(user_udp)
     }
 
-    /// Binds `socket`, a duplicate of a program's socket, to `at`. `v6`: the socket is an IPv6
-    /// socket. Errors, returned to the program: the address is in use, or does not belong to this
-    /// host.
+    /// Binds `socket`, a duplicate of a program's socket, to `at`. `v6` is true if the socket is an
+    /// IPv6 socket. Errors, which the program gets: the address is in use, or does not belong to
+    /// this host.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         let host_socket = match HostSocket::like(socket, v6, at) {
@@ -168,7 +169,8 @@ impl UserUdp {
     }
 
     /// Checks that this host has a route for a datagram from `socket`, a program's socket, to `to`.
-    /// Errors: the error that the kernel would return if the socket were outside of the namespace.
+    /// Errors: the error that the kernel would return if the socket were outside the capture
+    /// namespace.
     pub fn probe(&self, socket: &OwnedFd, to: SocketAddr) -> io::Result<()> {
         let own: SocketAddr = rustix::net::getsockname(socket)?.try_into()?;
         let own = SocketAddr::new(own.ip().to_canonical(), own.port());
@@ -184,7 +186,7 @@ impl UserUdp {
         host_sockets::probe(from, to, sockopt::socket_broadcast(socket)?)
     }
 
-    /// Returns the counts of datagrams so far.
+    /// Returns the counters of datagrams so far.
     pub fn counts(&self) -> DatagramCounts {
         let state = self.state();
         let stats = state.passage.stats();
@@ -210,7 +212,7 @@ impl UserUdp {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            // Closed sockets are handled first, so that hosts which send to them get errors.
+            // Closed sockets are handled first, so that hosts that send to them get errors.
             if events.iter().any(|event| event.data.u64() == GONE) {
                 self.handle_closed();
             }
@@ -260,7 +262,7 @@ impl UserUdp {
         } else {
             SWEEP_INTERVAL
         };
-        // Timeouts of relays are handled at the next sweep at the latest.
+        // Timeouts of relays may be handled as late as the next sweep.
         state.passage.poll_timeout().map_or(look, |at| at.since(now).min(look))
     }
 

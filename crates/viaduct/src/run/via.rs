@@ -1,8 +1,8 @@
-//! Choice of the interposer that sees the program's calls, and the start of the program under it.
+//! Choice of the interposer that reports the program's connects, and start of the program under it.
 //!
 //! ```text
-//!   cgroup    BPF on the program's cgroup: sees all calls, also of io_uring    requires root
-//!   seccomp   the kernel reports calls, also those of static programs          disables io_uring
+//!   cgroup    BPF on the program's cgroup: all connects, including io_uring's  requires root
+//!   seccomp   the kernel reports calls, including those of static programs     disables io_uring
 //!   preload   a library between program and libc; not in static or set-user-ID programs
 //! ```
 
@@ -40,7 +40,7 @@ pub enum Via {
     Preload,
 }
 
-/// Environment variable of programs whose calls are reported by seccomp or a library.
+/// Environment variable of programs whose calls seccomp or the preloaded library reports.
 const REPORTED_VAR: &str = "VIADUCT_REPORTED";
 
 /// Environment variable of programs in a run with `--via cgroup --strict`.
@@ -50,7 +50,7 @@ const STRICT_VAR: &str = "VIADUCT_STRICT";
 #[derive(Debug)]
 pub struct CgroupInterposer {
     group: Group,
-    /// Holder of datagrams, if these go through the handlers.
+    /// Holder of datagrams, if they go through the handlers.
     held_udp: Option<HeldUdp>,
     /// True with `--strict`.
     strict: bool,
@@ -93,17 +93,19 @@ impl Interposer {
     }
 
     fn cgroup(plan: &Plan, carrier: &Carrier, store: Option<&OwnedFd>) -> Result<Interposer> {
-        // An outer run that uses seccomp would get the connects before BPF sees them.
+        // An outer run that uses seccomp would intercept the connects before BPF.
         if env::var_os(REPORTED_VAR).is_some() && kernel::is_traced() {
             bail!(
-                "another viaduct run handles this process's calls by seccomp; start that one with \
+                "another viaduct run handles this process's calls by seccomp; start that run with \
                  --via cgroup"
             );
         }
         // Programs of this run would be in a separate cgroup, so their direct flows and inbound
         // connections would bypass the outer run.
         if env::var_os(STRICT_VAR).is_some() {
-            bail!("another viaduct run, which is strict and uses cgroup, would be bypassed");
+            bail!(
+                "this run would bypass another viaduct run, which uses --via cgroup and --strict"
+            );
         }
         let group = Group::new()?;
         let (held_udp, barrier) = cgroup::start(&group, plan, carrier.clone(), store)?;
@@ -111,7 +113,7 @@ impl Interposer {
         Ok(Interposer::Cgroup(CgroupInterposer { group, held_udp, strict, barrier }))
     }
 
-    /// Returns the counts of the programs' datagrams; zeros if no datagrams go through handlers.
+    /// Returns the counters of the programs' datagrams; zeros if no datagrams go through handlers.
     pub fn datagram_counts(&self) -> DatagramCounts {
         let held = self.held_udp().map(HeldUdp::counts);
         held.or_else(|| Some(self.user_udp()?.counts())).unwrap_or_default()
@@ -166,8 +168,8 @@ impl Interposer {
         })
     }
 
-    /// Starts the command that `fresh` builds under the interposer. Returns its process ID. Errors:
-    /// the program cannot be started; [`io::Error`] if the program itself is the cause.
+    /// Starts the command that `fresh` builds under the interposer, and returns its process ID.
+    /// Errors: the program cannot be started; an [`io::Error`] if the program itself is the cause.
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();
         if !matches!(self, Interposer::Cgroup(..)) {
@@ -193,8 +195,7 @@ impl Interposer {
     }
 
     /// Waits until the events of ended programs' calls are logged and counted. With seccomp and the
-    /// library there is no need to wait, because each call is logged and counted before it is
-    /// answered.
+    /// library this is always so, because each call is logged and counted before it is answered.
     pub fn settle(&self) {
         if let Interposer::Cgroup(cgroup) = self {
             cgroup.barrier.wait();

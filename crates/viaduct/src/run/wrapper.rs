@@ -1,5 +1,5 @@
-//! The process that its parent sees as the program: it forwards signals, stops when the program
-//! stops, and ends in the same way.
+//! The wrapper: the process that its parent sees as the program. It forwards signals, stops when
+//! the program stops, and ends with the program's exit status or signal.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -20,7 +20,7 @@ use viaduct_sys::socket::seqpacket;
 /// Messages of the master to the wrapper: one line of JSON each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The program has started, with this process ID.
+    /// The program has started with this process ID.
     Started(u32),
     /// The program's state has changed.
     Changed(StateChange),
@@ -30,14 +30,15 @@ pub enum Message {
     Print(String),
 }
 
-/// Starts the master, which starts the program, and waits; `arguments` is the command line.
+/// Starts the master, which starts the program, and waits for the program's end; `arguments` is the
+/// command line.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let signals = BlockedSignals::block().context("cannot block signals")?;
     // If the master is killed, the program becomes a child of this process.
     supervise::adopt_orphans()?;
-    // The other descriptors that this process has inherited are for the program, which gets them
-    // through the master. This process closes its copies when the master has started, so that their
-    // peers see when the program closes them.
+    // The other inherited descriptors are for the program, which gets them through the master. This
+    // process closes its copies when the master has started, so that the peers notice when the
+    // program closes its own.
     let left = inherited_fds::take_rest().context("cannot list the open descriptors")?;
     let (ours, theirs) = UnixStream::pair()?;
     let (_reader, store) = seqpacket::pair()?;
@@ -83,8 +84,8 @@ impl Wrapper {
         }
     }
 
-    /// Waits for a message of the master and forwards signals meanwhile. Returns false if the
-    /// caller has to wait again.
+    /// Waits for a message of the master, and forwards signals in the meantime. Returns false if
+    /// the caller must wait again.
     fn wait_for(&mut self, master: &UnixStream) -> Result<bool> {
         let mut both =
             [PollFd::new(master, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
@@ -98,8 +99,8 @@ impl Wrapper {
             let came = self.signals.read()?;
             match self.program {
                 Some(_) => self.forward(came),
-                // The terminal stops the whole process group, so this process stops even before the
-                // program has started.
+                // The terminal stops the entire process group, so this process stops even before
+                // the program has started.
                 None if came.signal == SIGTSTP && !came.sent => signals::stop(SIGTSTP),
                 None => self.early.push(came),
             }
@@ -107,24 +108,24 @@ impl Wrapper {
         Ok(spoken)
     }
 
-    /// Forwards a signal to the program if a process has sent it. Signals of the terminal reach the
-    /// program too, so they are not forwarded. The exception is SIGHUP when the terminal closes: it
-    /// goes to the session leader only, and is forwarded. SIGCONT is forwarded unless its sender
-    /// has continued the program as well. SIGCHLD is never forwarded: it is about this process's
-    /// child.
+    /// Forwards a signal to the program if a process has sent it. Signals of the terminal are not
+    /// forwarded, because the program also gets them. The exception is SIGHUP when the terminal
+    /// closes, which only the session leader gets. SIGCONT is forwarded unless its sender has also
+    /// continued the program. SIGCHLD is never forwarded, because it concerns a child of this
+    /// process.
     fn forward(&self, ReceivedSignal { signal, sent }: ReceivedSignal) {
         let ours = signal == SIGCHLD;
         let alone = signal == SIGCONT || signal == SIGHUP && supervise::leads_session();
         if let (Some(program), true, false) = (self.program, sent || alone, ours)
             && !(signal == SIGCONT && self.is_woken(program))
         {
-            // The program may just have ended.
+            // The send fails if the program has just ended.
             let _ = signals::send(program, signal);
         }
     }
 
-    /// Returns whether the sender of SIGCONT has continued the program as well, as a shell
-    /// continues a whole process group. A second SIGCONT could undo a later stop by the terminal.
+    /// Returns whether the sender of SIGCONT has also continued the program, as a shell continues
+    /// an entire process group. A second SIGCONT could undo a later stop by the terminal.
     fn is_woken(&self, program: u32) -> bool {
         let stopped_since = self.signals.is_pending(SIGTSTP);
         supervise::is_in_own_group(program) && (stopped_since || !supervise::is_stopped(program))
@@ -148,10 +149,10 @@ impl Wrapper {
         Ok(None)
     }
 
-    /// Waits for the program without the master, which has ended: the master's flows are reset, and
-    /// the program becomes a child of this process.
+    /// Waits for the program after the master has ended: the master's flows are reset, and the
+    /// program becomes a child of this process.
     fn wait_alone(&self) -> Result<ExitCode> {
-        // When a process ends, the kernel first closes its descriptors and then hands over its
+        // When a process ends, the kernel first closes its descriptors and then reparents its
         // children. So the end of the master's stream comes too early: this process has adopted the
         // program only when the master itself has ended.
         let ended = loop {
@@ -161,7 +162,7 @@ impl Wrapper {
             }
         };
         let Some(program) = self.program else {
-            // The terminal's signal is meant for this process too.
+            // The signal of the terminal is also meant for this process.
             if let StateChange::Killed(signal @ (SIGINT | SIGQUIT | SIGHUP)) = ended {
                 signals::end_by(signal);
             }
@@ -177,14 +178,14 @@ impl Wrapper {
                     return Ok(code);
                 }
             }
-            // A change of the program's state raises SIGCHLD as well.
+            // A change of the program's state also raises SIGCHLD, which ends this read.
             self.forward(self.signals.read()?);
         }
     }
 }
 
-/// Returns the exit status if the program has exited. If a signal has stopped or ended the program,
-/// stops or ends this process by the same signal.
+/// Returns the exit status if the program has exited. If a signal has stopped or killed the
+/// program, stops or ends this process with the same signal.
 fn end(change: StateChange) -> Option<ExitCode> {
     match change {
         StateChange::Stopped(signal) => signals::stop(signal),

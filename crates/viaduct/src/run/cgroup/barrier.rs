@@ -1,5 +1,5 @@
-//! Barrier of the event loop: the events of an ended program's calls are logged and counted before
-//! the run reports the end.
+//! Barrier of the event loop: the run reports the end of a program only after the events of the
+//! program's calls have been logged and counted.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use viaduct_sys::poll::Waker;
 
-/// Maximum wait: the loop handles an event within microseconds, but the machine may be busy.
+/// Maximum wait. The loop handles an event within microseconds, but the machine may be busy.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Barrier between the event loop and a thread that waits for it.
 #[derive(Debug)]
 pub struct EventBarrier {
     pub(super) waker: Waker,
-    /// Number of waits.
+    /// Number of waits so far.
     requested: AtomicU64,
-    /// Number of the last wait that may end: the loop has handled all events that came before it.
+    /// Number of the last wait that may end, because the loop has handled all events before it.
     handled: Mutex<u64>,
     changed: Condvar,
 }
@@ -32,8 +32,8 @@ impl EventBarrier {
         })
     }
 
-    /// Waits until the event loop has handled all events that occurred before, at most
-    /// [`MAX_WAIT`].
+    /// Waits until the event loop has handled all events that occurred before this call, for at
+    /// most [`MAX_WAIT`].
     pub fn wait(&self) {
         let number = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         self.waker.wake();

@@ -1,5 +1,5 @@
-//! Connects of programs: their SYN is dropped at the rendezvous, and they complete or fail when
-//! the far end has answered.
+//! Connects of programs: the SYN is dropped at the rendezvous, and the connect completes or fails
+//! when the far end has answered.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -32,13 +32,14 @@ pub(super) struct ConnectContext {
 pub(super) struct RedirectedConnect {
     pub(super) waiting: WaitingConnect,
     pub(super) context: Arc<ConnectContext>,
-    /// Dropped when the connect is no longer pending; until then SYN retransmissions are ignored.
+    /// Marks the connect as pending while this value exists; until it is dropped, SYN
+    /// retransmissions are ignored.
     pub(super) _waits: Arc<()>,
 }
 
-/// Sets the scope of a link-local address that has none, if only one interface has link-local
+/// Sets the scope of a link-local address without a scope, if only one interface has link-local
 /// addresses. If the program has bound its socket to an interface, the address already has a scope.
-/// A scope in the argument of `connect` is not visible here.
+/// The BPF program does not see a scope in the argument of `connect`.
 pub(super) fn with_link_scope(to: SocketAddr) -> SocketAddr {
     match to {
         SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {
@@ -78,7 +79,7 @@ impl PendingConnect for RedirectedConnect {
             _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
             // No ICMPv4 message makes the kernel return `EACCES`.
             _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
-            // The program's SYNs are dropped until the kernel ends the connect with `ETIMEDOUT`.
+            // The program's SYNs are dropped until the kernel fails the connect with `ETIMEDOUT`.
             Failure::TimedOut => return,
             // No ICMP message corresponds to `Full`.
             Failure::Unreachable | Failure::Full => asked.unreachable(),

@@ -1,4 +1,4 @@
-//! Connections to programs that listen: BPF redirects them to listeners of this process.
+//! Connections to listening programs: BPF redirects them to listeners of this process.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
@@ -26,15 +26,15 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Acceptor of connections to programs.
 pub(super) struct Inbound {
     pub(super) inside: InboundConns,
-    /// Flows, by this process's address on its connection to the program.
+    /// Flows, by the local address of this process's connection to the program.
     pub(super) flows: Arc<Mutex<FlowTable>>,
     pub(super) carrier: Carrier,
     pub(super) report: Option<Report>,
-    /// Accepts or rejects clients, if handlers are negotiated.
+    /// Filter that accepts or rejects clients, if handlers are negotiated.
     pub(super) filter: Option<ClientFilter>,
 }
 
-/// A program that listens, as the target of one client's connection.
+/// A listening program, as the target of one client's connection.
 #[derive(Clone, Debug)]
 struct RedirectedProgram {
     client: SocketAddr,
@@ -43,8 +43,9 @@ struct RedirectedProgram {
     flows: Arc<Mutex<FlowTable>>,
 }
 
-/// Opens a listener at `at`, to which connections to programs are redirected, whatever their
-/// destination. `at` must be a loopback address, so that only this machine can reach the listener.
+/// Opens a listener at `at`, to which all connections to programs are redirected, regardless of
+/// their destination. `at` must be a loopback address, so that only this machine can reach the
+/// listener.
 pub(super) fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
     let options = TcpOptions { inside: true, save_syn, ..TcpOptions::default() };
     let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
@@ -61,7 +62,7 @@ impl Inbound {
                 Ok((stream, client)) => self.hand_over(stream, client, here),
                 Err(error) => {
                     debug!("cannot accept a connection to a program: {error}");
-                    // For example, this process is out of descriptors.
+                    // This process may be out of descriptors, so an immediate retry would spin.
                     thread::sleep(ACCEPT_RETRY_DELAY);
                 }
             }
@@ -88,7 +89,7 @@ impl Inbound {
     }
 }
 
-/// Returns this process's own address, with port `port`, of its connection to a program that
+/// Returns the local address, with port `port`, of this process's connection to a program that
 /// listens at `program`.
 pub(super) fn local_end(program: SocketAddr, port: u16) -> SocketAddr {
     let ip: IpAddr = match program {
@@ -103,7 +104,7 @@ impl Program for RedirectedProgram {
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let from = match self.own {
             SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
-            // The scope is kept, because it shows the program the interface.
+            // The scope is kept, because it tells the program the interface.
             SocketAddr::V6(own) if own.ip().is_unicast_link_local() => {
                 SocketAddrV6::new(*own.ip(), 0, 0, own.scope_id()).into()
             }

@@ -1,6 +1,6 @@
-//! Datagrams whose chain ends at a relay: when a datagram that the kernel holds is due, it is
-//! dropped and its payload is sent to the relay. Payloads from the relay reach the program in
-//! packets built here.
+//! Datagrams whose chain ends at a relay: when a datagram that the kernel holds is due, the kernel
+//! drops it, and its payload is sent to the relay. Payloads from the relay are sent to the program
+//! in packets built here.
 //!
 //! ```text
 //!   program ─▶ held ─── due ──▶ dropped; its payload ─▶ UdpRelays ─▶ relay
@@ -28,11 +28,11 @@ use super::Plan;
 use crate::run::names::RemoteNames;
 use crate::run::udp_associate::UdpRelays;
 
-/// Maximum size of all held datagrams, overhead included, in bytes.
+/// Maximum size of all held datagrams, including overhead, in bytes.
 const MAX_BYTES: usize = 32 << 20;
 /// Overhead of a datagram that is counted in addition to its payload, in bytes.
 const OVERHEAD: usize = 256;
-/// Mark of packets built here, so that neither this run nor a run inside it holds them again.
+/// Mark of packets built here, so that neither this run nor a run nested in it holds them again.
 const MARK: u32 = 0x7669_6164;
 
 /// Payloads held until they are due.
@@ -44,8 +44,8 @@ pub(super) struct RelayedDatagrams {
     waiting: HashMap<u32, Payload>,
     next: u32,
     bytes: usize,
-    /// Datagrams dropped for lack of room, and those dropped because they bypassed the relay, were
-    /// too long for it, or came through it although the rules do not select their peer.
+    /// Datagrams dropped for lack of room; and those dropped because they bypassed the relay, were
+    /// truncated, or came through the relay although the rules do not select their peer.
     lost: [u64; 2],
 }
 
@@ -68,13 +68,13 @@ impl RelayedDatagrams {
         Ok(Some(RelayedDatagrams { relays, raw, names, waiting, next: 0, bytes: 0, lost: [0; 2] }))
     }
 
-    /// Duplicates the descriptor that is readable when a relay has delivered something.
+    /// Duplicates the descriptor that is readable when a relay has delivered a datagram.
     pub(super) fn watch(&self) -> io::Result<OwnedFd> {
         self.relays.as_fd().try_clone_to_owned()
     }
 
-    /// Takes the payload of `held`, whose header announces `length` bytes. Returns the tag of the
-    /// payload, or the verdict on the datagram if it need not wait.
+    /// Stores `bytes`, the payload of `held`, whose header gives its length as `length`. Returns
+    /// the tag of the payload, or the verdict on the datagram if it need not wait.
     pub(super) fn take(
         &mut self,
         held: &QueuedPacket<'_>,
@@ -96,8 +96,8 @@ impl RelayedDatagrams {
         self.keep(payload).ok_or(Verdict::Drop)
     }
 
-    /// Receives payloads from relays; drops those of peers for which the rules do not select the
-    /// relay. Returns the ends, the length and the tag of each.
+    /// Receives payloads from relays, and drops those from peers that the rules do not select.
+    /// Returns the ends, the length and the tag of each stored payload.
     pub(super) fn receive(&mut self, now: Instant, rules: &Rules) -> Vec<(Ends, usize, u32)> {
         let mut received = Vec::new();
         self.relays.receive(now, |ends, bytes| received.push((ends, bytes.to_vec())));
@@ -115,7 +115,8 @@ impl RelayedDatagrams {
         kept
     }
 
-    /// Releases the payload of `tag`. Returns the verdict on the datagram that the kernel holds.
+    /// Releases the payload of `tag`: sends it, if it goes through a relay. Returns the verdict on
+    /// the datagram that the kernel holds, if any.
     pub(super) fn release(&mut self, now: Instant, tag: u32) -> Option<(u32, Verdict)> {
         let Payload { held, direction, ends, bytes } = self.remove(tag)?;
         match (direction, held) {
@@ -126,7 +127,7 @@ impl RelayedDatagrams {
         held.map(|id| (id, Verdict::Drop))
     }
 
-    /// Sends `bytes` in a packet built here.
+    /// Sends `bytes` in a packet from `from` to `to`, over a raw socket.
     fn put(&self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
         let Some(packet) = emit(from, to, bytes) else { return };
         if let Err(error) = self.raw.send(&packet, to.ip()) {
@@ -140,8 +141,8 @@ impl RelayedDatagrams {
         self.remove(tag)?.held
     }
 
-    /// Closes idle relays, and sends the payloads that could not be relayed and may go direct.
-    /// Returns the time of the next timeout.
+    /// Closes idle relays, and sends directly the payloads that could not be relayed and may bypass
+    /// the relay. Returns the time of the next timeout.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Instant> {
         self.relays.handle_timeout(now);
         for (ends, bytes) in self.relays.take_direct() {
@@ -150,7 +151,7 @@ impl RelayedDatagrams {
         self.relays.poll_timeout()
     }
 
-    /// Datagrams dropped for lack of room, and those that the relay did not carry.
+    /// Numbers of datagrams dropped for lack of room, and of those that the relay could not carry.
     pub(super) fn dropped(&self) -> [u64; 2] {
         let [no_room, astray] = self.lost;
         [no_room, astray + self.relays.dropped()]

@@ -1,4 +1,4 @@
-//! The answer to a call that waits for a connect.
+//! Answer to a call that waits for a connect.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,24 +7,24 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viaduct_proto::wrap::Errno;
 
-/// Outcome of a connect for the program that waits for it, with the connected socket.
+/// Outcome of a connect for a waiting call: the connected socket, or the error.
 pub type ConnectResult = Result<OwnedFd, Errno>;
 
-/// Answer to a blocked call. It is given at most once, by the first thread that takes it.
+/// Answer to a blocked call, given at most once, by the first thread that takes the callback.
 #[derive(Clone)]
 pub struct Answer {
     callback: Arc<Mutex<Option<Callback>>>,
-    /// Time that the program allows for its connect (`SO_SNDTIMEO`).
+    /// Time limit of the program for its connect (`SO_SNDTIMEO`).
     pub limit: Option<Duration>,
-    /// Connection of the caller, which closes its end when it stops waiting.
+    /// Connection from the caller, which the caller closes when it stops waiting.
     pub caller: Option<Arc<OwnedFd>>,
 }
 
 pub(super) type Callback = Box<dyn FnOnce(ConnectResult) + Send>;
 
 impl Answer {
-    /// Returns an answer that `callback` delivers; `limit` is the time that the program allows
-    /// for its connect.
+    /// Returns an answer that `callback` delivers; `limit` is the time limit of the program for its
+    /// connect.
     pub fn new(
         limit: Option<Duration>,
         callback: impl FnOnce(ConnectResult) + Send + 'static,
@@ -32,12 +32,13 @@ impl Answer {
         Answer { callback: Arc::new(Mutex::new(Some(Box::new(callback)))), limit, caller: None }
     }
 
-    /// Returns whether the answer has not been taken yet.
+    /// Returns whether the callback has not been taken yet.
     pub fn is_open(&self) -> bool {
         self.callback.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Takes the function that answers; `None` if taken before, or if the call no longer waits.
+    /// Takes the callback that answers; `None` if it has already been taken, or if the call no
+    /// longer waits.
     pub fn take(&self) -> Option<Callback> {
         let callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner).take();
         callback.filter(|_| !self.caller.as_ref().is_some_and(|caller| is_hung_up(caller)))

@@ -1,4 +1,4 @@
-//! A pending connect, and the result that its program gets.
+//! A pending connect, and the report of its result to the program.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -23,7 +23,7 @@ pub(super) struct InterposedConnect {
     pub(super) pending: Option<Pending>,
     pub(super) to: SocketAddr,
     pub(super) cookie: u64,
-    /// Number of this attempt, which distinguishes it from later connects of the same socket.
+    /// Number of this attempt, which distinguishes this connect from later ones of the same socket.
     pub(super) attempt: u64,
     pub(super) interposition: Arc<Interposition>,
 }
@@ -50,8 +50,8 @@ impl PendingConnect for InterposedConnect {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let crossing =
             pending.program().and_then(|program| tcp::connect_bound(bound_socket, program));
-        // The attempt ends here. If the two connects have crossed, further calls of the program
-        // find the socket connected. No call may wait for this attempt any more.
+        // The attempt ends here, so that no further call can wait for it. If the two connects have
+        // crossed, later calls of the program find the socket connected.
         let mut sockets = self.interposition.sockets();
         let attempt = sockets
             .end_attempt_number(self.cookie, self.attempt)
@@ -89,8 +89,8 @@ impl InterposedConnect {
     fn fail(&mut self, why: Failure, errno: Errno) {
         let Some(pending) = self.pending.take() else { return };
         let mut sockets = self.interposition.sockets();
-        // If the attempt is not current, the program has given up this connect, and may have
-        // begun another on the same socket.
+        // If the attempt is not the current one, the program has given up this connect, and may
+        // have begun another on the same socket.
         let Some(attempt) = sockets.end_attempt_number(self.cookie, self.attempt) else { return };
         let callbacks = attempt.take_callbacks();
         let reported = if callbacks.is_empty() {
@@ -98,7 +98,7 @@ impl InterposedConnect {
             let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
             sockets.addresses.set(self.cookie, Addresses { peer: self.to, own: None, refused });
             match why {
-                // The program's SYNs are dropped until the kernel ends the connect with
+                // The program's SYNs are dropped until the kernel fails the connect with
                 // `ETIMEDOUT`.
                 Failure::TimedOut => Ok(()),
                 _ => pending.refuse(&self.interposition.closed),
@@ -116,13 +116,13 @@ impl InterposedConnect {
 }
 
 impl Attempt {
-    /// Takes the answers of the calls that still wait for this attempt.
+    /// Takes the callbacks of the calls that still wait for this attempt.
     fn take_callbacks(self) -> Vec<Callback> {
         self.answers.iter().filter_map(Answer::take).collect()
     }
 }
 
-/// Reports to the waiting calls that `socket`, their program's socket, is connected.
+/// Reports to the waiting calls that `socket`, the program's socket, is connected.
 fn report_connected(mut callbacks: Vec<Callback>, socket: OwnedFd) {
     let last = callbacks.pop();
     for callback in callbacks {
@@ -150,7 +150,7 @@ impl std::fmt::Debug for InterposedConnect {
     }
 }
 
-/// Error that the program would get from a direct connect.
+/// Maps a failure to the error that the program would get from a direct connect.
 fn errno(why: Failure) -> Errno {
     match why {
         Failure::Refused => Errno::CONNREFUSED,

@@ -10,7 +10,7 @@ use viaduct_proto::wrap::Errno;
 
 use super::Answer;
 
-/// Answers to be given at set times. The thread that gives them starts with the first answer.
+/// Answers that are scheduled for given times. Their thread starts with the first answer.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines(Arc<Queue>);
 
@@ -22,14 +22,15 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Due {
-    /// By time, then in order of insertion.
+    /// Answers by time and then by the order of insertion.
     answers: BTreeMap<(Instant, u64), (Answer, Errno)>,
     next: u64,
     has_thread: bool,
 }
 
 impl Deadlines {
-    /// Gives `answer` with `errno` at time `at`, unless it has been given before.
+    /// Schedules `answer` with `errno` for the time `at`. It has no effect if the answer has been
+    /// given by then.
     pub(super) fn add(&self, at: Instant, answer: Answer, errno: Errno) -> io::Result<()> {
         let mut due = self.0.due();
         if !due.has_thread {

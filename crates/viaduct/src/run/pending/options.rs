@@ -11,14 +11,14 @@ use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
 
 impl Interposition {
     /// Returns whether options that a program sets on a socket of this kind are mirrored to its
-    /// flow. They are not if the kernel does all of the chain's work (`offload`), because the
-    /// program's own socket is then the connection.
+    /// flow. With `offload` they are not, because the program's own socket is then the connection
+    /// to the far end.
     pub fn mirrors_of(&self, is: Socket) -> bool {
         self.offload.is_none() && is.is_tcp()
     }
 
-    /// Mirrors an option that a program has set on a socket; `read` reads it from the socket.
-    /// `socket_id` identifies the socket's flow if it is connected.
+    /// Mirrors an option that a program has set on a socket; `read` reads the option from the
+    /// socket. `socket_id` identifies the socket's flow, if it may have one.
     pub fn mirror(
         &self,
         cookie: u64,
@@ -37,9 +37,9 @@ impl Interposition {
         }
     }
 
-    /// Asks the handlers of a socket's flow for the value of an option. `answer` gets `None` if
-    /// there is no such flow, or no handler sets the option. With a shared master it is dropped
-    /// without a call.
+    /// Requests the value of an option from the handlers of a socket's flow. `answer` gets `None`
+    /// if there is no such flow, or no handler sets the option. With a shared master, `answer` is
+    /// dropped without a call.
     pub fn getsockopt(
         &self,
         socket_id: SocketId,

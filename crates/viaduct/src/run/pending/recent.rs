@@ -2,18 +2,18 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Maximum number of entries in order of insertion, and so of sockets whose state is kept. The
-/// oldest entries are dropped first. A use renews only an old entry, so the order is roughly that
+/// Maximum number of entries in `order`, and therefore of sockets whose state is kept. The oldest
+/// entries are dropped first. Only old entries are renewed by a use, so the order is roughly that
 /// of the last use.
 const MAX_SOCKETS: usize = 65_536;
 
 /// State of sockets, by cookie.
 #[derive(Debug)]
 pub(super) struct Recent<T> {
-    /// State, each with the number of its insertion.
+    /// Number of the last insertion, and state, by cookie.
     known: HashMap<u64, (u64, T)>,
     /// Numbers and cookies in order of insertion. When a cookie is removed, or entered again
-    /// because it was used, its former entry stays here until it is the oldest.
+    /// because it was used, its former entry remains here until that entry is the oldest.
     order: VecDeque<(u64, u64)>,
     /// Number of the next insertion.
     next: u64,
@@ -35,7 +35,7 @@ impl<T> Recent<T> {
         self.enter(cookie);
     }
 
-    /// Enters a cookie as the newest.
+    /// Enters a cookie as the newest entry of `order`.
     fn enter(&mut self, cookie: u64) {
         self.order.push_back((self.next, cookie));
         self.next += 1;
@@ -51,7 +51,7 @@ impl<T> Recent<T> {
     pub(super) fn get(&mut self, cookie: u64) -> Option<&mut T> {
         let number = &mut self.known.get_mut(&cookie)?.0;
         // A former entry keeps its place in `order`. So a cookie is entered again only if its entry
-        // is old: otherwise each use would take a place, and push other sockets out.
+        // is old: otherwise each use would occupy a place, and evict other sockets.
         if self.next - *number > MAX_SOCKETS as u64 / 2 {
             *number = self.next;
             self.enter(cookie);
@@ -88,7 +88,7 @@ mod tests {
         recent.remove(1);
         (2..MAX_SOCKETS as u64).for_each(|cookie| recent.set(cookie, "other"));
         recent.set(1, "new");
-        // Two more sockets displace the two oldest insertions, of which the first was removed.
+        // Two more sockets evict the two oldest insertions, of which the first was removed.
         (0..2).for_each(|n| recent.set(MAX_SOCKETS as u64 + n, "other"));
         assert_eq!(recent.get(1), Some(&mut "new"));
         assert!(recent.get(2).is_none() && recent.get(3).is_some());

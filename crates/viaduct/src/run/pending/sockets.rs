@@ -12,18 +12,18 @@ use super::recent::Recent;
 /// Addresses to report for a socket.
 #[derive(Debug)]
 pub(super) struct Addresses {
-    /// The destination that the program asked for.
+    /// The destination of the program's `connect`.
     pub(super) peer: SocketAddr,
     /// The local address, as the far end sees it.
     pub(super) own: Option<SocketAddr>,
-    /// Reason of the failure, until the program has read it.
+    /// Error of a failed connect, until the program has read it.
     pub(super) refused: Option<Errno>,
 }
 
 /// A connect in progress.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
-    /// Number that distinguishes this connect from earlier ones of the same socket, which the
+    /// Number that distinguishes this connect from earlier connects of the same socket, which the
     /// program has given up.
     number: u64,
     /// Answers to the calls that wait for this connect.
@@ -42,14 +42,15 @@ pub(super) struct SocketTable {
 }
 
 impl SocketTable {
-    /// Takes the reason why a socket's connect has failed.
+    /// Takes the error of a socket's failed connect.
     pub(super) fn take_refusal(&mut self, cookie: u64) -> Option<Errno> {
         let errno = self.addresses.get(cookie)?.refused.take()?;
         self.addresses.remove(cookie);
         Some(errno)
     }
 
-    /// Begins an attempt of this socket, in place of an earlier one. Returns its number.
+    /// Begins an attempt of this socket, which replaces an earlier one. Returns the attempt's
+    /// number.
     pub(super) fn begin_attempt(&mut self, cookie: u64, answer: Option<Answer>) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -58,7 +59,7 @@ impl SocketTable {
         number
     }
 
-    /// The current attempt of this socket.
+    /// Returns the current attempt of this socket.
     pub(super) fn attempt(&mut self, cookie: u64) -> Option<&mut Attempt> {
         self.attempts.get_mut(&cookie)
     }
@@ -68,7 +69,7 @@ impl SocketTable {
         self.attempts.remove(&cookie)
     }
 
-    /// Ends attempt `number` of this socket; `None` if it is not the current one.
+    /// Ends attempt `number` of this socket; `None` if that is not the current attempt.
     pub(super) fn end_attempt_number(&mut self, cookie: u64, number: u64) -> Option<Attempt> {
         self.attempts.get(&cookie).filter(|attempt| attempt.number == number)?;
         self.end_attempt(cookie)

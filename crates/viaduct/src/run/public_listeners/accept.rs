@@ -1,4 +1,4 @@
-//! Accept loop of public listeners. It accepts while the listeners behind them have room.
+//! Accept loop of public listeners, which accepts while their inner listeners have room.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -21,14 +21,15 @@ use crate::engine::wrapped::{Arrival, Program};
 use crate::run::capture_ns::CaptureNs;
 use crate::run::report::ReportedProgram;
 
-/// Interval between checks that programs still listen: the kernel does not report a listener that
-/// is shut down but not closed.
+/// Interval between checks that programs still listen: the kernel does not report an inner listener
+/// that is shut down but not closed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Maximum number of connections accepted from one public listener before others are served.
+/// Maximum number of connections accepted from one public listener before other listeners are
+/// served.
 const MAX_ACCEPTS: usize = 64;
-/// Minimum and maximum interval between checks for room behind a full listener. Each check doubles
-/// the interval.
+/// Minimum and maximum interval between checks whether a full listener has room again. Each check
+/// doubles the interval.
 const ROOM_CHECK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
 /// Connection to a program, from a socket in the capture namespace with the client's address.
@@ -38,7 +39,7 @@ struct CapturedProgram {
     client: SocketAddr,
     bound_socket: Option<TcpStream>,
     own: SocketAddr,
-    /// While held, counts this connection against the room in the backlog.
+    /// Reference that counts this connection against the room in the backlog.
     backlog_slot: Option<Arc<()>>,
 }
 
@@ -100,13 +101,14 @@ impl PublicListeners {
         }
         if let Some(error) = error {
             debug!("cannot accept a connection to a program: {error}");
-            // For example, this process is out of descriptors.
+            // This process may be out of descriptors, so an immediate retry would spin.
             thread::sleep(ACCEPT_RETRY_DELAY);
         }
     }
 
     /// Accepts connections of a public listener. Returns the connections, and the error that ended
-    /// the loop, if any. A listener without room behind it is not polled until there is room again.
+    /// the loop, if any. A public listener whose inner listeners are full is not polled until they
+    /// have room again.
     fn accept_from(&self, cookie: u64) -> (Vec<Accepted>, Option<io::Error>) {
         let mut accepted = Vec::new();
         let Some(OpenNs { listeners, .. }) = self.ns() else { return (accepted, None) };
@@ -129,7 +131,7 @@ impl PublicListeners {
                     accepted.push((stream, client, public.backlog_slot.clone()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
-                // The listener is polled again, also if it was full until now.
+                // The listener is polled again, even if it was full until now.
                 Err(failed) => {
                     error = Some(failed);
                     break false;
@@ -199,7 +201,8 @@ impl Program for CapturedProgram {
         }
     }
 
-    /// Only one flow can use the client's port; further flows get ports of their own.
+    /// Returns the program for another flow from the client's address, at a port of its own: only
+    /// one flow can use the client's port.
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         let client = SocketAddr::new(self.client.ip(), 0);
         let (netns, bound_socket, backlog_slot) = (self.netns.clone(), None, None);

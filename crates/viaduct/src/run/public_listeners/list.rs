@@ -1,4 +1,4 @@
-//! Table of public listeners, and of the listeners behind them.
+//! Table of public listeners and of their inner listeners.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -11,25 +11,26 @@ use rustix::net::sockopt;
 use viaduct_proto::wrap::Socket;
 use viaduct_sys::netns::capture_ns::{self, Listeners};
 
-/// All public listeners. Removing one closes it and frees its port.
+/// All public listeners. The removal of a public listener closes it and frees its port.
 #[derive(Debug, Default)]
 pub(super) struct List {
     /// By socket cookie.
     pub(super) public_listeners: HashMap<u64, PublicListener>,
-    /// The public listener of each listener in the namespace; both by cookie.
+    /// Cookie of the public listener, by the cookie of the inner listener.
     pub(super) inner: HashMap<u64, u64>,
-    /// The public listeners at each port.
+    /// Cookies of the public listeners at each port.
     pub(super) ports: HashMap<u16, Vec<u64>>,
-    /// Listeners that accept nothing because the backlogs behind them are full.
+    /// Cookies of the public listeners that do not accept because the backlogs of their inner
+    /// listeners are full.
     pub(super) full: Vec<u64>,
 }
 
-/// Public listener: a port that programs listen at.
+/// Public listener: the socket at a port at which programs listen.
 #[derive(Debug)]
 pub(super) struct PublicListener {
     pub(super) listener: TcpListener,
-    /// Cookie of `listener`: the program's original socket, or one opened here in place of a
-    /// public listener that has been closed.
+    /// Cookie of `listener`, which is the program's original socket, or a replacement of a public
+    /// listener that has been closed.
     pub(super) cookie: u64,
     pub(super) port: u16,
     pub(super) is: Socket,
@@ -39,9 +40,9 @@ pub(super) struct PublicListener {
     pub(super) inner: Vec<InnerListener>,
     /// True while this listener is in [`List::full`].
     pub(super) is_full: bool,
-    /// Number of connections to accept before the backlog behind the listener is read again.
+    /// Number of connections to accept before the backlogs of the inner listeners are read again.
     pub(super) room: usize,
-    /// Held by each accepted connection until it is in the program's backlog, or until its
+    /// Referenced by each accepted connection until it is in the program's backlog, or until its
     /// handlers wait for the client's preface.
     pub(super) backlog_slot: Arc<()>,
 }
@@ -60,7 +61,7 @@ impl List {
         self.public_listeners.insert(public.cookie, public);
     }
 
-    /// Adds a listener behind a public listener.
+    /// Adds an inner listener to the public listener with the cookie `public`.
     pub(super) fn add_inner(&mut self, public: u64, inner: InnerListener) {
         self.inner.insert(inner.cookie, public);
         if let Some(public) = self.public_listeners.get_mut(&public) {
@@ -68,8 +69,8 @@ impl List {
         }
     }
 
-    /// Removes a closed listener in the namespace. Also removes its public listener if no other
-    /// listener is behind it.
+    /// Removes a closed inner listener. Also removes its public listener if it has no other inner
+    /// listener.
     pub(super) fn remove_inner(&mut self, cookie: u64) {
         let Some(of) = self.inner.remove(&cookie) else { return };
         let Some(public) = self.public_listeners.get_mut(&of) else { return };
@@ -87,7 +88,7 @@ impl List {
         }
     }
 
-    /// Removes the listeners in the namespace, at `port` or at all ports, that no longer listen.
+    /// Removes the inner listeners, at `port` or at all ports, that no longer listen.
     pub(super) fn sweep(&mut self, listeners: &Listeners, port: Option<u16>) -> io::Result<()> {
         let mut listening = HashSet::new();
         for v6 in [false, true] {
@@ -107,12 +108,13 @@ impl List {
 }
 
 impl PublicListener {
-    /// Reads how many more connections fit behind the listener.
+    /// Updates `room` from the backlogs of the inner listeners.
     pub(super) fn update_room(&mut self, listeners: &Listeners) {
-        // Read before the backlogs: a connection that enters a backlog meanwhile is then counted
-        // twice; in the other order it would be missed. One reference is that of this value.
+        // The count is read before the backlogs: a connection that enters a backlog meanwhile is
+        // then counted twice; in the other order it would be missed. One reference is that of
+        // `self`.
         let on_their_way = Arc::strong_count(&self.backlog_slot) - 1;
-        // If the listeners cannot be read, none has room.
+        // If the listeners cannot be read, there is no room.
         let there = listeners.at(self.port, self.is.is_v6()).unwrap_or_default();
         let ours = there.iter().filter(|of| self.inner.iter().any(|it| it.cookie == of.cookie));
         let room =

@@ -1,4 +1,4 @@
-//! Calls that read a socket's addresses and its error, and its options for sharing an address.
+//! Calls that read a socket's addresses, its error, and its options for sharing an address.
 
 use std::net::SocketAddr;
 
@@ -36,8 +36,8 @@ impl Supervisor {
         let Some(errno) = self.interposition.take_refusal(cookie(&socket)?) else {
             return CONTINUE;
         };
-        // The socket has the kernel's own error for the refused connect, which is cleared here. If
-        // it has none, another call has already returned the error, and SO_ERROR is 0.
+        // The socket has the kernel's own error for the refused connect, which this read clears. If
+        // the socket has no error, another call has already returned it, and SO_ERROR is 0.
         let own = sockopt::socket_error(&socket).map_err(|errno| errno_of(errno.into()))?;
         let task = self.task(call)?;
         write_option(&self.listener, &task, call, own.map_or(errno.0, |()| 0))?;

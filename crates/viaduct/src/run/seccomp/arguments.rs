@@ -1,4 +1,4 @@
-//! Arguments of a call: data in its program's memory, and descriptors.
+//! Arguments of a call: data in the program's memory, and descriptors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use viaduct_sys::seccomp::{Notification, Task};
 use super::{Supervisor, errno_of};
 use crate::run::pending::socket_of;
 
-/// Maximum number of threads that are remembered.
+/// Maximum number of threads in [`Supervisor::tasks`].
 const MAX_TASKS: usize = 1024;
 /// Size of a `struct msghdr`, in bytes.
 pub(super) const MSGHDR: usize = 56;
@@ -46,7 +46,7 @@ impl Supervisor {
         Ok(Header { name, pieces, control, first: (word(0), word(8)) })
     }
 
-    /// Reads the socket address of a call: as many bytes as an IP address and its port need.
+    /// Reads the socket address of a call, up to the length of an IPv6 socket address.
     pub(super) fn sockaddr(
         &mut self,
         call: &Notification,
@@ -116,7 +116,7 @@ impl Supervisor {
             }
             other => other,
         };
-        // The thread ID may have been reused: a descriptor of another thread must not be used.
+        // The thread ID may have been reused. A descriptor of another thread must not be used.
         self.listener.check_waits(call).map_err(errno_of)?;
         let socket = socket.map_err(errno_of)?;
         let is = socket_of(&socket).map_err(errno_of)?;

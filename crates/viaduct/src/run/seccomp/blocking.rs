@@ -16,12 +16,12 @@ use viaduct_sys::socket::pending::connect_for;
 use super::signals::is_signalled;
 use super::{Outcome, Supervisor, errno_of, send_reply, send_timeout};
 
-/// Interval at which a blocked call is checked for signals and for its caller's end.
+/// Interval between checks of a blocked call for signals and for the end of its caller.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Supervisor {
-    /// Starts a thread that calls `attempt` whenever `socket` is writable, until it returns the
-    /// reply to `call`. At the time limit of the socket, the call fails with `expired`.
+    /// Starts a thread that calls `attempt` whenever `socket` is writable, until `attempt` returns
+    /// the reply to `call`. At the time limit of the socket, the call fails with `expired`.
     pub(super) fn retry(
         &self,
         call: &Notification,
@@ -53,7 +53,7 @@ impl Supervisor {
                     return;
                 }
             };
-            // The program must be the only holder of its socket when it gets the reply.
+            // The program must have the only descriptor of its socket when it gets the reply.
             drop((attempt, socket));
             send_reply(&listener, &call, reply);
         };
@@ -79,7 +79,7 @@ impl Supervisor {
     }
 }
 
-/// Returns whether a socket is writable, or has failed, within this time.
+/// Waits until a socket is writable or has failed, at most for `within`; returns whether it is.
 fn is_writable(socket: &OwnedFd, within: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)];
     let limit = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };

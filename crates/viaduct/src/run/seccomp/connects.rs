@@ -1,4 +1,4 @@
-//! `connect`: flows of the master, direct connects, and refused connects.
+//! `connect` calls: flows of the master, direct connects, and refused connects.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ impl Supervisor {
         let (sockaddr, length) = self.sockaddr(call, at, size)?;
         if !is.is_of_ip() {
             self.refuse_daemons(call, is, (at, size))?;
-            // Such a socket does not leave this host. The kernel makes the call, because it
+            // Data of such a socket does not leave this host. The kernel makes the call, because it
             // resolves a path in the program's mount namespace.
             return CONTINUE;
         }
@@ -53,9 +53,9 @@ impl Supervisor {
                 self.connect_direct(call, &socket, &sockaddr[..length])
             }
             Verdict::Divert(_) if !is_in_this_netns(&socket) => {
-                // A socket in use is treated as one of the capture namespace: a listener of a
-                // program, or a connection accepted there. A socket of any other namespace cannot
-                // reach the rendezvous.
+                // A socket in use is probably in the capture namespace: a listener of a program, or
+                // a connection accepted there. A socket of any other namespace cannot reach the
+                // rendezvous.
                 if tcp::is_in_use(&socket) {
                     return Err(Errno::ISCONN);
                 }
@@ -83,7 +83,7 @@ impl Supervisor {
                 self.pending_connects.push_back((*call, answer));
                 Ok(None)
             }
-            // The connect in progress is not, or no longer, a flow of this run.
+            // The connect in progress is not, or is no longer, a flow of this run.
             Some(Errno::ALREADY) => {
                 let at = self.interposition.rendezvous.at(to.is_ipv4()).ok_or(Errno::NETUNREACH)?;
                 let (sockaddr, length) = is.sockaddr(at);
@@ -120,8 +120,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Returns the address at which this process answers queries to `server`, in the form of the
-    /// socket's family.
+    /// Returns the address at which this process answers queries to `server`, as a socket address
+    /// of the socket's family.
     pub(super) fn resolver(&self, is: Socket, server: SocketAddr) -> Result<Vec<u8>, Errno> {
         let [v4, v6] =
             self.interposition.remote_names.as_ref().map(|of| of.at()).unwrap_or_default();
@@ -130,7 +130,7 @@ impl Supervisor {
         Ok(bytes[..length].to_vec())
     }
 
-    /// Connects directly, as the program's own call would.
+    /// Connects `socket` directly, as the program's own call would.
     fn connect_direct(&self, call: &Notification, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
         match connect_for(socket, sockaddr).map_err(errno_of) {
             Ok(()) => DONE,

@@ -1,5 +1,5 @@
-//! UDP sockets of programs: they are opened in the capture namespace, and their datagrams are
-//! carried ([`crate::run::user_udp`]).
+//! UDP sockets of programs, which are opened in the capture namespace, and whose datagrams are
+//! carried in user space ([`crate::run::user_udp`]).
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
@@ -18,7 +18,7 @@ const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 impl Supervisor {
     /// Handles `socket` for UDP, in a thread if the capture namespace must be opened first, which
-    /// takes a moment.
+    /// takes some milliseconds.
     pub(super) fn open_udp(&self, call: &Notification, v6: bool, kind: i32) -> Outcome {
         if let Some(user_udp) = self.interposition.user_udp() {
             return Ok(Some(open(user_udp, &self.listener, call, v6, kind)));
@@ -40,7 +40,7 @@ impl Supervisor {
         spawned.map(|_| None).map_err(errno_of)
     }
 
-    /// Handles `bind`: for a carried socket, the port is bound outside the capture namespace too.
+    /// Handles `bind`: for a carried socket, the port is also bound outside the capture namespace.
     pub(super) fn bind_carried(&mut self, call: &Notification) -> Outcome {
         let Some(user_udp) = self.interposition.user_udp().cloned() else {
             return CONTINUE;
@@ -66,8 +66,8 @@ impl Supervisor {
         DONE
     }
 
-    /// Handles `connect` of a socket in the capture namespace. Every address is reachable there,
-    /// so the route is looked up outside.
+    /// Checks the route for the `connect` of a carried socket outside the capture namespace, in
+    /// which every address is reachable.
     pub(super) fn probe(&self, socket: &OwnedFd, is: Socket, address: &[u8]) -> Result<(), Errno> {
         let (Some(user_udp), Sockaddr::Ip(to)) =
             (self.interposition.user_udp(), parse_sockaddr(address))

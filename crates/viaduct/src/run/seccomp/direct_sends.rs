@@ -1,6 +1,6 @@
-//! Direct sends of datagrams, made here on a duplicate of the socket with checked copies of the
-//! arguments. If the kernel continued the call instead, it would read the address and the
-//! descriptor again.
+//! Direct sends of datagrams, which the supervisor makes on a duplicate of the socket, with the
+//! checked copies of the arguments. If the call continued in the kernel instead, the kernel would
+//! read the address and the descriptor again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -89,7 +89,8 @@ impl Supervisor {
 }
 
 impl Sending {
-    /// Sends as many messages as fit. Returns `None` if the first one does not fit.
+    /// Sends as many messages as the socket has room for. Returns `None` if there is no room for
+    /// the first one.
     fn attempt(
         &self,
         socket: &OwnedFd,
@@ -116,8 +117,8 @@ impl Sending {
     }
 }
 
-/// Appends bytes of the program's memory to `data`, up to one byte more than a datagram can have.
-/// With that byte, the kernel refuses the datagram as too long.
+/// Appends bytes of the program's memory to `data`, up to one byte more than the maximum size of a
+/// datagram. With that byte, the kernel rejects the datagram as too long.
 fn read_more(task: &Task, (at, length): (u64, u64), data: &mut Vec<u8>) -> Result<(), Errno> {
     let old = data.len();
     let room = (MAX_DATA + 1).saturating_sub(old);

@@ -1,5 +1,5 @@
-//! Programs that listen: the socket becomes a public listener, and the program gets another socket,
-//! in the capture namespace ([`crate::run::public_listeners`]).
+//! Listening programs: the program's socket becomes a public listener, and the program gets another
+//! socket, in the capture namespace ([`crate::run::public_listeners`]).
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -22,7 +22,7 @@ impl Supervisor {
         public_listeners.filter(|public_listeners| !public_listeners.is_empty())
     }
 
-    /// Handles `bind`: frees the port if no program listens there any more.
+    /// Handles `bind`: frees the port if no program listens at it any more.
     pub(super) fn bind(&mut self, call: &Notification) -> Outcome {
         let [_, at, size, ..] = call.arguments;
         if let Some(public_listeners) = self.listeners_in_use()
@@ -34,7 +34,8 @@ impl Supervisor {
         self.bind_carried(call)
     }
 
-    /// Handles `listen`, in a thread if the capture namespace must be opened, which takes a moment.
+    /// Handles `listen`, in a thread if the capture namespace must be opened first, which takes
+    /// some milliseconds.
     pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
         let backlog = call.arguments[1] as i32;
         let Some(public_listeners) = self.interposition.public_listeners.clone() else {
@@ -90,7 +91,7 @@ impl Supervisor {
     }
 
     /// Handles `accept`: replaces a socket that was duplicated before the call of `listen`, because
-    /// no connections would arrive at that socket.
+    /// the program would get no connections from that socket.
     pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
         let Some(public_listeners) = self.listeners_in_use() else { return CONTINUE };
         let (socket, is) = self.duplicate(call, call.arguments[0])?;
@@ -117,8 +118,8 @@ impl Supervisor {
     }
 }
 
-/// Replaces a public listener by its inner listener, in the program's descriptor table and
-/// epoll sets.
+/// Replaces a public listener with its inner listener, in the program's descriptor table and epoll
+/// sets.
 fn replace_in_program(
     listener: &Listener,
     (task, made): (&Task, EpollCount),

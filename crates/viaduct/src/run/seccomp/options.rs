@@ -1,9 +1,9 @@
 //! Socket options of programs, which are mirrored to the network connection of the flow.
 //!
-//! The options are set here, on a duplicate of the socket, so that their value is known when the
-//! program continues. Options that need a privilege which the program lacks are left to the kernel,
-//! which refuses them. To `getsockopt`, the handlers of the flow may answer with a value other than
-//! the socket's.
+//! The supervisor sets the options on a duplicate of the socket, so that their value is known when
+//! the program continues. Options that need a privilege that the program lacks are left to the
+//! kernel, which refuses them. To `getsockopt`, the handlers of the flow may answer with a value
+//! other than the socket's.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -48,7 +48,8 @@ impl Supervisor {
         DONE
     }
 
-    /// Handles `getsockopt` of an option that is mirrored: the handlers of the flow may answer.
+    /// Handles `getsockopt` of an option that is mirrored, to which the handlers of the flow may
+    /// answer.
     pub(super) fn handlers_option(&mut self, call: &Notification) -> Outcome {
         let [fd, level, name, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
@@ -62,8 +63,8 @@ impl Supervisor {
     }
 }
 
-/// A `getsockopt` that waits for the handlers. The kernel answers the call if the handlers do not,
-/// or if this query is dropped.
+/// A `getsockopt` that waits for the handlers. The kernel answers the call if the handlers do not
+/// answer, including when this query is dropped.
 struct OptionQuery {
     listener: Arc<Listener>,
     task: Arc<Task>,
@@ -107,7 +108,7 @@ pub(super) fn write_option(
     listener.write(call, task, size, &(length as u32).to_ne_bytes()).map_err(errno_of)
 }
 
-/// Returns the ID of the flow of a program's socket, if it may have a flow.
+/// Returns the ID of the flow of a program's socket, if the socket may have a flow.
 fn id_of(socket: &OwnedFd) -> Result<Option<SocketId>, Errno> {
     if is_in_this_netns(socket) {
         return Ok(Some(SocketId::Cookie(cookie(socket)?)));
@@ -116,7 +117,7 @@ fn id_of(socket: &OwnedFd) -> Result<Option<SocketId>, Errno> {
     Ok(ends_of(socket))
 }
 
-/// Returns whether a thread may configure this network: it has `CAP_NET_ADMIN`, in the user
+/// Returns whether a thread may configure this network: whether it has `CAP_NET_ADMIN` in the user
 /// namespace of this process.
 fn may_configure_network(thread: u32) -> bool {
     let users = |whose: &str| fs::read_link(format!("/proc/{whose}/ns/user")).ok();

@@ -1,4 +1,4 @@
-//! Sends with an address: datagrams, and those that open a stream (TCP Fast Open).
+//! Sends with an address: datagrams, and sends that open a stream (TCP Fast Open).
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -15,9 +15,9 @@ use super::connects::pace;
 use super::direct_sends::{DONTWAIT, Sending};
 use super::{CONTINUE, Outcome, Supervisor, errno_of, reply_now};
 
-/// Maximum bytes that a send with TCP Fast Open accepts: the send buffer of a new socket.
+/// Maximum number of bytes that a send with TCP Fast Open accepts: the send buffer of a new socket.
 const MAX_FAST_OPEN: usize = 16 << 10;
-/// Approximate limit of the bytes sent for one `sendmmsg`; the program must send the rest by
+/// Approximate limit of the bytes sent for one `sendmmsg`; the program must send the rest in
 /// another call.
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum size of a DNS query, in bytes.
@@ -86,8 +86,7 @@ impl Supervisor {
             }
             Verdict::Divert(to) => {
                 let bytes = self.read_up_to(call, payload.first(), MAX_FAST_OPEN)?;
-                // A non-blocking call sends no data, as in the kernel if there is no Fast Open
-                // cookie.
+                // A non-blocking call sends no data, like the kernel without a Fast Open cookie.
                 let waits =
                     flags as i32 & DONTWAIT == 0 && is_blocking(&socket).map_err(errno_of)?;
                 let answer = waits.then(|| self.deferred_answer(call, &socket, Some(bytes)));
@@ -96,8 +95,8 @@ impl Supervisor {
         }
     }
 
-    /// Handles `sendmmsg`. The rules are applied to each datagram. If one would open a stream or is
-    /// a query for a name, the call fails with `EOPNOTSUPP`.
+    /// Handles `sendmmsg`. The rules are applied to each message. If a message would open a stream
+    /// or is a DNS query, the call fails with `EOPNOTSUPP`.
     pub(super) fn send_many(&mut self, call: &Notification) -> Outcome {
         let [fd, headers, count, flags, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
@@ -147,15 +146,16 @@ impl Supervisor {
         self.send_all(call, Sending { socket, flags: flags as i32, messages, lengths })
     }
 
-    /// Returns whether direct sends of this socket are made here. The kernel sends for sockets in
-    /// the capture namespace, which cannot reach anything outside, and for sockets of other
-    /// families than IP, whose data does not leave this host.
+    /// Returns whether the supervisor makes the direct sends of this socket. The kernel makes those
+    /// of sockets in the capture namespace, which cannot reach anything outside, and of sockets of
+    /// families other than IP, whose data does not leave this host.
     fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
         is.is_of_ip() && is_in_this_netns(socket)
     }
 }
 
-/// Sends a query for the program. Returns the number of bytes to report as sent.
+/// Sends a DNS query for the program, to the address `at`. Returns the number of bytes to report as
+/// sent.
 fn send_query(socket: &OwnedFd, query: &[u8], at: &[u8]) -> Result<i64, Errno> {
     let Sockaddr::Ip(to) = parse_sockaddr(at) else { return Err(Errno::NETUNREACH) };
     let to = match to {

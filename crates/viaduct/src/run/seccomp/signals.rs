@@ -1,8 +1,8 @@
 //! Signals that arrive while a program waits for its connect.
 //!
-//! A thread that waits for a seccomp reply handles only signals that kill it. So the call ends
-//! here like an interrupted one in the kernel: the signal is handled, and the connect, which is
-//! still in progress, fails with `EINTR` or is restarted, as the signal handler's flags say.
+//! A thread that waits for a seccomp reply handles only fatal signals. So the supervisor ends the
+//! call like an interrupted call in the kernel: the signal is handled, and the connect, which is
+//! still in progress, fails with `EINTR` or is restarted, depending on the signal handler's flags.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use viaduct_sys::seccomp::{Notification, Reply};
 
 use super::{Supervisor, send_reply};
 
-/// Maximum number of connects that are checked at a time.
+/// Maximum number of connects per check.
 const MAX_CONNECTS: usize = 64;
 
 impl Supervisor {

@@ -1,5 +1,4 @@
-//! Path of a datagram, in either direction: it is read, checked against the rules, held until it is
-//! due, and released.
+//! Path of a datagram in either direction: read, check against the rules, hold until due, release.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,12 +16,12 @@ use super::host_sockets::HostSocket;
 use super::{DNS, State, UserUdp, now};
 use crate::run::report::FlowOutcome;
 
-/// Maximum number of datagrams held at a time, and of their bytes.
+/// Maximum number of datagrams held at a time, and of their bytes in total.
 const MAX_WAITING: usize = 16_384;
 const MAX_BYTES: usize = 32 << 20;
-/// Maximum number of datagrams read from one source before others are served.
+/// Maximum number of datagrams read from one source before other sources are served.
 const MAX_READS: usize = 64;
-/// Default hop limit in the capture namespace.
+/// Default hop limit (TTL) in the capture namespace.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// A datagram that waits for its release time.
@@ -30,7 +29,7 @@ pub(super) struct HeldDatagram {
     pub(super) direction: Direction,
     pub(super) ends: Ends,
     pub(super) bytes: Vec<u8>,
-    /// Hop limit and traffic class, where they differ from the defaults.
+    /// Hop limit and traffic class, if they differ from the defaults.
     pub(super) fields: HopFields,
 }
 
@@ -63,7 +62,8 @@ impl UserUdp {
         }
         let (direction, fields) = (Direction::Back, HopFields::default());
         for (ends, bytes) in received {
-            // Only datagrams of peers that the program reaches through the relay are accepted.
+            // Only datagrams of peers to which the program's datagrams go through the relay are
+            // accepted.
             match state.rules.fate(Transport::Udp, ends.peer) {
                 Fate::Divert => state.hold(HeldDatagram { direction, ends, bytes, fields }),
                 Fate::Leave | Fate::Refuse => state.lost[1] += 1,
@@ -88,7 +88,7 @@ impl UserUdp {
             let (length, peer, fields) = match hop_fields::receive_from(socket.as_fd(), packet) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The error of an earlier datagram that was not delivered.
+                // This is the error of an earlier datagram that was not delivered.
                 Err(_) => continue,
             };
             let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
@@ -112,8 +112,8 @@ impl UserUdp {
         }
         let by_relay_alone = state.relays.as_ref().is_some_and(|relays| !relays.may_go_direct());
         match state.rules.fate(Transport::Udp, held.ends.peer) {
-            // The program reaches this peer only through the relay, so a datagram that bypassed
-            // the relay is dropped.
+            // Datagrams to this peer go only through the relay, so a datagram that has bypassed the
+            // relay is dropped.
             Fate::Divert if held.direction == Direction::Back && by_relay_alone => {
                 state.lost[1] += 1;
             }
@@ -124,7 +124,7 @@ impl UserUdp {
                 }
                 self.release(&mut state, &held);
             }
-            // The datagram is dropped. The program's own sends to this peer already fail in their
+            // The datagram is dropped. The program's sends to this peer already fail in their
             // system calls.
             Fate::Refuse => {}
         }
@@ -157,7 +157,7 @@ impl UserUdp {
         HeldDatagram { bytes, fields, .. }: &HeldDatagram,
     ) -> io::Result<()> {
         if state.host_sockets.find(own).is_none() {
-            // The program has not bound its socket, so any port will do.
+            // The program has not bound its socket, so any port is suitable.
             let any: IpAddr = match own.ip() {
                 IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
                 IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -166,8 +166,8 @@ impl UserUdp {
             let host_socket = at(own.port()).or_else(|_| at(0))?;
             self.register(state, host_socket, own.port())?;
         }
-        // If the peer is a host socket whose program has just closed its own socket, close the host
-        // socket first, so that the kernel reports the error.
+        // If the peer is a host socket whose program has just closed its own socket, the host
+        // socket is closed first, so that the kernel reports the error.
         let ours = peer.ip().is_loopback() || state.own.has(peer.ip());
         if let (true, true, Some(lookup)) =
             (ours, state.host_sockets.ports.contains_key(&peer.port()), &self.lookup)
@@ -180,7 +180,7 @@ impl UserUdp {
         host_socket.send(bytes, peer, *fields).or_else(|_| host_socket.send(bytes, peer, *fields))
     }
 
-    /// Writes a packet to the capture namespace, which drops it if no socket receives it.
+    /// Writes a packet to the capture namespace, where it is dropped if no socket receives it.
     fn write(&self, packet: &[u8]) {
         let written = match &self.v6 {
             Some(v6) if packet.first().is_some_and(|first| first >> 4 == 6) => v6.write(packet),
@@ -215,7 +215,8 @@ impl State {
     }
 }
 
-/// Hop limit and traffic class that the program has set, by a socket option or a control message.
+/// Returns the hop limit and traffic class that the program has set, by a socket option or a
+/// control message.
 fn fields_of(packet: &[u8]) -> HopFields {
     let Some(fields) = ip::mutable_fields(packet) else { return HopFields::default() };
     let other = |value: u8, usual: u8| (value != usual).then_some(value);

@@ -15,23 +15,23 @@ use viaduct_sys::socket::hop_fields::{self, HopFields, enable_hop_fields};
 #[derive(Clone, Debug)]
 pub struct HostSocket {
     pub socket: Arc<UdpSocket>,
-    /// The address that the program has bound its socket to.
+    /// The address to which the program has bound its socket.
     pub at: Bound,
     /// The port of the program's socket.
     pub port: u16,
 }
 
-/// An address that a socket is bound to.
+/// An address to which a socket is bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     ip: IpAddr,
-    /// Set for an IPv6 socket that also carries IPv4.
+    /// True for an IPv6 socket that also carries IPv4.
     both: bool,
 }
 
 impl Bound {
-    /// Returns the socket's own address for datagrams to `peer`, in the family of `peer`. If the
-    /// socket is bound to all addresses, this is the unspecified address.
+    /// Returns the socket's own address for datagrams to `peer`, in the family of `peer`: the
+    /// unspecified address if the socket is bound to all addresses.
     pub fn of(self, peer: IpAddr) -> IpAddr {
         match (peer, self.both) {
             (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),
@@ -46,7 +46,8 @@ impl Bound {
 }
 
 impl HostSocket {
-    /// Opens a socket at `at` for a program's socket that is not bound. Errors: the port is taken.
+    /// Opens a host socket at `at` for a program's socket that is not bound. Errors: the port is in
+    /// use.
     pub fn at(at: SocketAddr) -> io::Result<HostSocket> {
         let socket = open(at.is_ipv6())?;
         if at.is_ipv6() {
@@ -55,9 +56,9 @@ impl HostSocket {
         HostSocket::bound(socket, at, false)
     }
 
-    /// Opens a host socket at `at` with the options of `socket`, the program's socket. `v6`: the
-    /// program's socket is an IPv6 socket. Errors, returned to the program: the address is in use,
-    /// or does not belong to this host.
+    /// Opens a host socket at `at` with the options of `socket`, the program's socket. `v6` is true
+    /// if the program's socket is an IPv6 socket. Errors, which the program gets: the address is in
+    /// use, or does not belong to this host.
     pub fn like(socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<HostSocket> {
         let host_socket = open(at.is_ipv6())?;
         sockopt::set_socket_reuseaddr(&host_socket, sockopt::socket_reuseaddr(socket)?)?;
@@ -74,7 +75,7 @@ impl HostSocket {
     fn bound(socket: OwnedFd, at: SocketAddr, both: bool) -> io::Result<HostSocket> {
         rustix::net::bind(&socket, &at)?;
         let socket = UdpSocket::from(socket);
-        // The kernel checks in the capture namespace whether the program has allowed broadcasts.
+        // In the capture namespace, the kernel checks whether the program has enabled broadcasts.
         socket.set_broadcast(true)?;
         enable_error_queue(&socket)?;
         enable_hop_fields(&socket)?;
@@ -83,12 +84,13 @@ impl HostSocket {
         Ok(HostSocket { socket: Arc::new(socket), at, port })
     }
 
-    /// Returns the address that the program has bound its socket to, unless it is unspecified.
+    /// Returns the address to which the program has bound its socket, unless it is the unspecified
+    /// address.
     pub fn address(&self) -> Option<IpAddr> {
         Some(self.at.ip).filter(|ip| !ip.is_unspecified())
     }
 
-    /// Sends a datagram. Errors: the kernel's error, of this datagram or of an earlier one.
+    /// Sends a datagram. Errors: the kernel's error for this datagram or for an earlier one.
     pub fn send(&self, bytes: &[u8], peer: SocketAddr, fields: HopFields) -> io::Result<()> {
         let to = match peer.ip() {
             IpAddr::V4(ip) if self.at.both => {
@@ -103,8 +105,8 @@ impl HostSocket {
     }
 }
 
-/// Connects a UDP socket from `from`, if given, to `to`. Nothing is sent. Errors: the kernel's
-/// error, for example that there is no route.
+/// Checks the route to `to`, from `from` if given, by connecting a UDP socket, which sends nothing.
+/// Errors: the kernel's error, such as that there is no route.
 pub fn probe(from: Option<IpAddr>, to: SocketAddr, broadcasts: bool) -> io::Result<()> {
     let socket = open(to.is_ipv6())?;
     sockopt::set_socket_broadcast(&socket, broadcasts)?;
@@ -124,7 +126,7 @@ fn open(v6: bool) -> io::Result<OwnedFd> {
 #[derive(Debug, Default)]
 pub struct HostSockets {
     pub list: HashMap<u64, HostSocket>,
-    /// Numbers of the sockets, by their programs' ports.
+    /// Numbers of the host sockets, by the ports of the programs' sockets.
     pub ports: HashMap<u16, Vec<u64>>,
     next: u64,
 }
@@ -142,8 +144,8 @@ impl HostSockets {
         self.list.insert(number, host_socket);
     }
 
-    /// Finds the socket for datagrams from `own`. A socket bound to that address is preferred
-    /// to one that is bound to all addresses.
+    /// Finds the host socket for datagrams from `own`. A socket bound to that address is preferred
+    /// to a socket bound to all addresses.
     pub fn find(&self, own: SocketAddr) -> Option<&HostSocket> {
         let numbers = self.ports.get(&own.port())?;
         let all = numbers.iter().filter_map(|number| self.list.get(number));
@@ -152,7 +154,7 @@ impl HostSockets {
         all.filter(|of| of.at.covers(own.ip())).max_by_key(|of| closeness(of))
     }
 
-    /// Removes the sockets of ports for which `stay` returns false.
+    /// Removes the host sockets of ports for which `stay` returns false.
     pub fn retain(&mut self, stay: impl Fn(u16) -> bool) {
         self.ports.retain(|port, _| stay(*port));
         let ports = &self.ports;

@@ -1,4 +1,4 @@
-//! Routes of the capture namespace, which follow those of this host.
+//! Routes of the capture namespace, which are kept equal to those of this host.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::{UserUdp, now};
 
 /// Minimum interval between reads of the routing table while routes change.
 const MIN_ROUTES_INTERVAL: Duration = Duration::from_millis(100);
-/// Minimum interval between reads as a multiple of the time that a read takes, because a host may
-/// have very many routes.
+/// Minimum interval between reads, as a multiple of the duration of a read, which is long if the
+/// host has very many routes.
 const ROUTES_BACKOFF: u32 = 10;
 
 impl UserUdp {
-    /// Notes that routes or addresses have changed.
+    /// Records that routes or addresses have changed.
     pub(super) fn note_route_change(&self) {
         if self.watch.as_ref().is_some_and(SourceRoutesWatch::changed) {
             self.state().routes_changed = true;
