@@ -1,4 +1,4 @@
-//! Carriers of the flows of a run's program: the run's own workers, a shared master, or both.
+//! Carrier of the flows of a run's program: the run's own workers, a shared master, or both.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ pub enum Carrier {
     Own(Workers),
     /// A shared master.
     Shared(Arc<MasterClient>),
-    /// The workers in this process, nested under a parent master. Flows that the [`Rules`] let go
-    /// direct skip these workers, and are carried by the parent only.
+    /// The workers in this process, nested under a parent master. Flows that the [`Rules`] do not
+    /// select bypass these workers, and are carried only by the parent.
     Nested(Workers, Arc<NestedMaster>, Box<Rules>),
 }
 
@@ -37,15 +37,15 @@ impl Carrier {
     }
 
     /// Applies the options that a program has set on its socket to the connections of its flow. A
-    /// shared master gets options with the connect only, because it does not know the sockets of
-    /// its flows. A run that carries its own flows has a single worker, the first.
+    /// shared master gets options only with the connect, because it does not know the sockets of
+    /// its flows. A run that carries its own flows has a single worker, which is the first.
     pub fn mirror(&self, socket_id: SocketId, mirrored: Mirrored) {
         if let Carrier::Own(workers) | Carrier::Nested(workers, ..) = self {
             workers.first().send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));
         }
     }
 
-    /// Passes a request on to the handlers of a flow. With a shared master the request is dropped,
+    /// Passes a request to the handlers of a flow. With a shared master the request is dropped,
     /// because the master does not know the sockets of its flows.
     pub fn request(&self, request: ProgramRequest) {
         if let Carrier::Own(workers) | Carrier::Nested(workers, ..) = self {

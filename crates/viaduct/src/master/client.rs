@@ -1,9 +1,9 @@
-//! Client of a shared master: the run's end of the connection.
+//! Client of a shared master: the run's end of the connection to it.
 //!
-//! The run still handles its program's connects, and keeps the program's side of each: how to
-//! report the outcome, and how to connect the socket. The master carries the flow itself. If the
-//! master dies, no flow bypasses the chain: this process refuses flows until a master of that name
-//! runs again.
+//! The run still handles its program's connects, and keeps the program's side of each, which
+//! reports the outcome and connects the socket. The master carries the flow itself. If the master
+//! dies, no flow bypasses the chain: this process refuses flows until a master of that name runs
+//! again.
 //!
 //! ```text
 //!   interposer ── Call ──▶ MasterClient ── destination, a bound socket ──▶ master: the flow
@@ -29,13 +29,13 @@ use super::connect::Connector;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 
-/// Connection to a shared master, and the program's side of the flows that it carries.
+/// Connection to a shared master, and the program's side of the flows that the master carries.
 #[derive(Debug)]
 pub struct MasterClient {
     connector: Connector,
     state: Mutex<State>,
-    /// Closed ports. A bound socket that cannot be connected to its program is connected to one,
-    /// so that the master sees a failure.
+    /// Closed ports. A bound socket that cannot be connected to its program is connected to a
+    /// closed port, so that the master sees a failure.
     closed: ClosedPorts,
 }
 
@@ -56,8 +56,9 @@ enum ProgramSide {
 }
 
 impl MasterClient {
-    /// Connects to the master `name`, whose socket is in `run_dir`. Returns its welcome, which
-    /// announces its rules. Errors: no master of this name runs, or it rejects this run.
+    /// Connects to the master `name`, whose socket is in `run_dir`. Returns the client, and the
+    /// master's welcome, which announces its rules. Errors: no master of this name runs, or the
+    /// master rejects this run.
     pub fn join(name: &str, run_dir: &Path) -> Result<(Arc<MasterClient>, Welcome)> {
         let connector = Connector::new(name, run_dir);
         let (socket, welcome) = connector.connect()?;
@@ -71,7 +72,7 @@ impl MasterClient {
         Ok((client, welcome))
     }
 
-    /// Asks the master to begin a program's connect.
+    /// Sends the master a request to begin a program's connect.
     pub fn call(&self, call: Call) {
         let Call { to, source, is_bound, mirrored, mut held } = call;
         let Address::Ip(to) = to else { return held.refuse(Failure::Unreachable) };
@@ -89,10 +90,10 @@ impl MasterClient {
         }
     }
 
-    /// Asks the master to accept a connection to a program.
+    /// Sends the master a request to accept a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         let Arrival { stream, client, own, mut program, .. } = arrival;
-        // This process does not learn when the master's handlers wait for the client, so it must
+        // This process is not told when the master's handlers wait for the client, so it must
         // assume that they do.
         program.handlers_wait();
         match program.take_socket() {
@@ -108,7 +109,7 @@ impl MasterClient {
         }
     }
 
-    /// Keeps the program's side, and sends the request. If the request cannot be sent, the flow is
+    /// Stores the program's side, and sends the request. If the request cannot be sent, the flow is
     /// refused, and `stream`, the client's connection, is reset when it is closed.
     fn send_request(
         &self,
@@ -139,7 +140,7 @@ impl MasterClient {
         }
     }
 
-    /// Handles messages of the master, and of each successor with the rules and offload that are
+    /// Handles messages of the master, and of each successor that has the rules and offload of
     /// `promised`.
     fn run(&self, mut socket: Arc<OwnedFd>, promised: &Welcome) {
         let name = &self.connector.name;
@@ -150,9 +151,7 @@ impl MasterClient {
                 state.socket = None;
                 std::mem::take(&mut state.list)
             };
-            warn!(
-                "the master {name} has ended: flows that it carried are reset, new ones are refused"
-            );
+            warn!("the master {name} has ended: its flows are reset, new flows are refused");
             left.into_values().for_each(|(side, _)| side.refuse(Failure::Reset));
             socket = Arc::new(self.connector.reconnect(promised));
             self.state().socket = Some(socket.clone());
@@ -195,14 +194,14 @@ impl MasterClient {
                 }
             }
             Down::Another { id: of } => self.open_another(of),
-            // Dropping the entry resets the connect; with `--via cgroup`, a retransmission of the
-            // SYN begins another flow instead.
+            // Dropping the entry resets the connect. With `--via cgroup`, a retransmitted SYN
+            // begins another flow instead.
             Down::Gone { id } => drop(self.take(id)),
         }
     }
 
-    /// Answers the master's request for another flow to the program of arrival `of`: sends a
-    /// socket for the flow, or the message that there can be none.
+    /// Answers the master's request for another flow to the program of arrival `of`: sends a socket
+    /// for the flow, or the message that no further flow is possible.
     fn open_another(&self, of: u64) {
         let program = match self.state().list.get(&of) {
             Some((ProgramSide::Listens(program), _)) => program.for_another_flow(),
@@ -249,7 +248,8 @@ impl ProgramSide {
         }
     }
 
-    /// Refuses the flow. The connection of a client to a program is not closed here.
+    /// Refuses the flow of a connecting program. A client's connection to a listening program is
+    /// closed elsewhere.
     fn refuse(self, why: Failure) {
         if let ProgramSide::Connects(mut held) = self {
             held.refuse(why);

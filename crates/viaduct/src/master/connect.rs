@@ -1,4 +1,4 @@
-//! Connects to a shared master by its name, and to a successor after that master has ended.
+//! Connection to a shared master by its name, and to a successor after that master has ended.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ impl Connector {
         Connector { name: name.to_owned(), socket_path: find_socket(run_dir, name) }
     }
 
-    /// Connects to the master and sends the hello. Returns the welcome, which announces the
-    /// master's rules. Errors: no master of this name runs, or it rejects this run.
+    /// Connects to the master, and sends the hello. Returns the welcome, which announces the
+    /// master's rules. Errors: no master of this name runs, or the master rejects this run.
     pub(super) fn connect(&self) -> Result<(OwnedFd, Welcome)> {
         let (name, at) = (&self.name, self.socket_path.to_string_lossy());
         let socket = seqpacket::connect(&at).map_err(|error| connect_error(name, &at, &error))?;
@@ -39,7 +39,8 @@ impl Connector {
         Ok((socket, welcome))
     }
 
-    /// Waits for a successor with the `promised` rules and offload, on which running programs rely.
+    /// Waits for a successor with the rules and offload of `promised`, on which running programs
+    /// rely.
     pub(super) fn reconnect(&self, promised: &Welcome) -> OwnedFd {
         let name = &self.name;
         let mut is_another = false;
@@ -52,15 +53,16 @@ impl Connector {
             }
             if !std::mem::replace(&mut is_another, true) {
                 warn!(
-                    "the master {name} runs again with other rules than before: new flows of \
-                     running programs are refused; restart the programs"
+                    "the master {name} runs again, but with different rules: new flows of running \
+                     programs are refused; restart the programs"
                 );
             }
         }
     }
 }
 
-/// Sends the hello. Returns the welcome.
+/// Sends the hello, and returns the welcome. Errors: the master rejects this run; the message has
+/// the reason.
 fn handshake(socket: &OwnedFd) -> Result<Welcome> {
     let network = netns_inode().context("cannot read the network namespace")?;
     seqpacket::send(socket, &Up::Hello { network }.emit(), None)?;

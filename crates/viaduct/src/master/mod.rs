@@ -1,15 +1,15 @@
 //! `viaduct master`: handlers that programs share (TESLA, section 3.7).
 //!
 //! ```text
-//!   viaduct run --master N -- curl …  ──┐ Session: calls, with their sockets
+//!   viaduct run --master N -- curl …  ──┐ Session: requests, with sockets
 //!   viaduct run --master N -- git …   ──┼──▶ viaduct master --name N +congestion ══▶ far ends
 //!   viaduct run --master N +crypt -- ssh ┘      handlers share their state across runs
 //! ```
 //!
 //! Each run handles the calls of its own program ([`client`]); the master carries the flows. The
-//! master serves its own user and root, or all users (`--all-users`), at a socket `NAME.master`
-//! beside its status socket. A master with a parent (`--master`) passes its flows on to the parent
-//! ([`nested`]).
+//! master serves its own user and root, or all users (`--all-users`), at the socket `NAME.master`
+//! in the directory of its status socket. A master with a parent (`--master`) passes its flows to
+//! the parent ([`nested`]).
 
 pub mod carrier;
 pub mod client;
@@ -64,7 +64,7 @@ use crate::value_parser::workers;
     Start programs with `viaduct run --master NAME`; `viaduct status --name NAME` shows its state."
 )]
 pub struct MasterArgs {
-    /// Name by which programs join the master
+    /// Name under which programs join the master
     #[arg(long, value_name = "NAME")]
     name: String,
     /// Handler, written +NAME[:KEY=VALUE,...]
@@ -84,31 +84,32 @@ pub struct MasterArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     user_runs: usize,
     /// Maximum number of concurrent flows per user; root and the master's own user are exempt, and
-    /// an eighth of all flows is reserved for them. Default: a quarter of the flows that the limit
-    /// of descriptors allows
+    /// an eighth of all flows is reserved for them [default: a quarter of the flows that the limit
+    /// of descriptors allows]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_flows: Option<usize>,
-    /// Maximum number of pending connects per user; root and the master's own user are exempt.
-    /// Default: half of --user-flows
+    /// Maximum number of pending connects per user; root and the master's own user are exempt
+    /// [default: half of --user-flows]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_calls: Option<usize>,
-    /// Event loops that share the flows, one thread each; 0: one for each core. The far end's host
-    /// determines the loop, and handlers share their state within it
+    /// Number of event loops that share the flows, one thread each; 0: one for each core. The far
+    /// end's host determines a flow's loop; handlers share state only within a loop
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers)]
     workers: u16,
-    /// Parent master, to which this one hands its flows
+    /// Parent master, to which this master passes its flows
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
     #[command(flatten)]
     times: ProgramTimes,
-    /// Address at which Prometheus fetches the metrics
+    /// Listen address of the Prometheus metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
     run_dir: RunDir,
 }
 
-/// Runs until a signal ends the master. `log` sets up the log after the arguments are checked.
+/// Runs until a signal terminates the master. `log` sets up the log after the arguments are
+/// checked.
 pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result<ExitCode> {
     text::check_name(&args.name).map_err(|what| anyhow!("--name: {what}"))?;
     let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
@@ -171,8 +172,8 @@ pub fn socket_path(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.master"))
 }
 
-/// Path of the socket of the master `name`: the first that exists of this user's, the system's and
-/// root's. If there is none, this user's.
+/// Path of the socket of the master `name`: the first existing one of `run_dir`, the system's
+/// directory and root's; if none exists, that of `run_dir`.
 pub fn find_socket(run_dir: &Path, name: &str) -> PathBuf {
     let own = socket_path(run_dir, name);
     let others = [SYSTEM, ROOT].map(|directory| socket_path(Path::new(directory), name));
@@ -185,7 +186,8 @@ pub fn netns_inode() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/net").map(|of| of.ino())
 }
 
-/// Sends an answer to a run or to a program, which may be gone.
+/// Sends an answer to a run or to a program. Failures are only logged, because the peer may have
+/// gone.
 pub fn send_answer(socket: &OwnedFd, answer: &Answer) {
     let mut bytes = [0; WELCOME];
     let length = answer.emit(&mut bytes);
@@ -199,7 +201,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "a number of at least 1 is expected, such as 500".to_owned())
 }
 
-/// Removes the socket of a master that was killed, and fails if a master of this name runs.
+/// Removes the socket of a master that was killed. Errors: a master of this name runs.
 fn remove_stale_socket(path: &Path) -> Result<()> {
     match seqpacket::connect(&path.to_string_lossy()) {
         Ok(_) => {

@@ -1,15 +1,14 @@
-//! Nested masters: a run or a master that runs its own handlers, and then hands its flows to a
-//! parent master as if it were a wrapped program.
+//! Nested masters: a run or a master that runs its own handlers, and then passes its flows to a
+//! parent master, like a wrapped program.
 //!
 //! ```text
 //!   program ── Call ──▶ worker: handlers ── NestedMaster ──▶ MasterClient ── Call ──▶ parent ══▶
 //!   client ══▶ parent master ══ ParentArrival: loopback ══▶ worker: handlers ══▶ program
 //! ```
 //!
-//! The worker and the parent master are joined by loopback connections through a rendezvous
-//! ([`viaduct_sys::socket::rendezvous`]). The connect of such a connection, like that of a wrapped
-//! program, is in progress until the far end has answered. This needs no privilege, whichever
-//! interposer is used.
+//! Loopback connections through a rendezvous ([`viaduct_sys::socket::rendezvous`]) join the worker
+//! and the parent master. The connect of such a connection, like that of a wrapped program, is in
+//! progress until the far end has answered. This needs no privilege with any interposer.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -34,14 +33,14 @@ use crate::engine::outbound::{OpenRequest, Opened, Outbound};
 use crate::engine::workers::Workers;
 use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 
-/// Connection to a parent master, for a worker with handlers of its own.
+/// Connection to a parent master, for a worker with its own handlers.
 #[derive(Debug)]
 pub struct NestedMaster {
     parent: Arc<MasterClient>,
     /// Rules of the parent master, which select the flows that it carries.
     parent_rules: Rules,
-    /// Set if the kernel does all work of the parent master: its rate limit in bytes a second,
-    /// or 0 for none.
+    /// Rate limit of the parent master in bytes a second, or 0 for none, if the kernel does all of
+    /// its work.
     offload: Option<u64>,
     rendezvous: Rendezvous,
     closed: Arc<ClosedPorts>,
@@ -58,7 +57,7 @@ impl NestedMaster {
     }
 
     /// Begins a program's connect: through the handlers of `workers`, or only through the parent
-    /// master if `rules` let the flow go direct.
+    /// master if `rules` do not select the flow.
     pub fn call(&self, call: Call, rules: &Rules, workers: &Workers) {
         match call.to {
             Address::Ip(to) if rules.fate(Transport::Tcp, to) == Fate::Leave => {
@@ -68,8 +67,8 @@ impl NestedMaster {
         }
     }
 
-    /// Accepts a connection to a program. It passes through the parent master first, unless the
-    /// kernel does all of the parent's work.
+    /// Accepts a connection to a program. The connection goes through the parent master first,
+    /// unless the kernel does all of the parent's work.
     pub fn arrive(self: &Arc<NestedMaster>, arrival: Arrival, workers: &Workers) {
         let worker = workers.with(arrival.client.ip());
         if self.offload.is_some() {
@@ -83,7 +82,7 @@ impl NestedMaster {
     }
 
     /// Begins a loopback connection. Returns the socket, and the pending connect. `from` is the
-    /// requested source address, if any; the parent master adopts it.
+    /// requested source address, if any, which the parent master then uses.
     fn loopback_pair(
         &self,
         v4: bool,
@@ -140,7 +139,7 @@ impl NestedMaster {
     }
 }
 
-/// Connects as without a parent master, limited to `rate` bytes a second if it is given.
+/// Connects directly, without the parent master; limited to `rate` bytes a second, if given.
 fn direct(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -165,7 +164,7 @@ struct ParentConnect {
 impl PendingConnect for ParentConnect {
     fn set_local_addr(&mut self, own: SocketAddr) {
         if let Some(ends) = self.ends.upgrade() {
-            // The address is set only once.
+            // Only the first address is stored.
             let _ = ends.own.set(own);
         }
     }
@@ -190,7 +189,7 @@ impl PendingConnect for ParentConnect {
             return;
         };
         let _ = ends.refused.set(why);
-        // Wakes the worker, which reads the reason.
+        // The refusal wakes the worker, which reads the reason.
         if let Err(error) = pending.refuse(&self.closed) {
             debug!("cannot refuse a connect to the parent master: {error}");
         }
@@ -208,7 +207,7 @@ impl Drop for ParentConnect {
 #[derive(Debug)]
 struct ParentArrival {
     nested: Arc<NestedMaster>,
-    /// The connect that the parent master completes.
+    /// Loopback connect that the parent master completes.
     pending: Option<Pending>,
     next: Option<DeferredArrival>,
 }

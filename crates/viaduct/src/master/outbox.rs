@@ -1,12 +1,12 @@
-//! Queue from a master to one run: messages to the run, and sockets lent by the run, which are
-//! closed here.
+//! Queue from a master to one run: messages to the run, and sockets lent by the run, which the
+//! queue's thread closes.
 //!
 //! ```text
 //!   worker, session ── Outbox ──▶ a thread of the session ──▶ the run's socket
 //!                                        └── close(2) of lent sockets, which may block
 //! ```
 //!
-//! All items go through one queue in order. The permit of a flow is therefore released after all
+//! The queue preserves the order of all items. The permit of a flow is therefore released after all
 //! messages about the flow, so that the permits of a user bound the queue. Messages without a
 //! permit are bounded by [`Outbox::await_room`].
 
@@ -25,7 +25,8 @@ use crate::engine::flow_socket::Lender;
 
 /// Number of unsent messages at which no further requests are read from a run.
 const MAX_UNREAD: usize = 1024;
-/// Time after which a run is disconnected if it reads nothing while [`MAX_UNREAD`] messages wait.
+/// Time after which a run is disconnected if it does not read while [`MAX_UNREAD`] messages are
+/// unsent.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sending end of the queue to a run.
@@ -38,7 +39,7 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 enum Item {
     Message(Down),
-    /// Lent socket to close. The permit of a guest is released afterwards.
+    /// Lent socket to close, and the permit of a guest to release afterwards.
     Close(OwnedFd, Option<Arc<Permit>>),
 }
 
@@ -58,8 +59,8 @@ struct Progress {
 }
 
 impl Outbox {
-    /// Starts the thread that sends to the run at `socket`. The thread holds `resource` until
-    /// everything is sent and closed.
+    /// Starts the thread that sends to the run at `socket`. The thread keeps `resource` until all
+    /// messages are sent and all sockets are closed.
     pub(super) fn start(socket: Arc<OwnedFd>, resource: impl Send + 'static) -> io::Result<Outbox> {
         let (items, receiver) = channel();
         let progress = Mutex::default();
@@ -99,7 +100,7 @@ impl Outbox {
         !progress.has_gone
     }
 
-    /// Stops sending: unsent messages are dropped, and lent sockets are closed.
+    /// Stops sending: unsent messages are dropped; lent sockets are still closed.
     pub(super) fn end(&self) {
         self.state.progress().has_gone = true;
         // The thread may be blocked in a send.
@@ -139,7 +140,7 @@ impl State {
     }
 }
 
-/// [`Lender`] that closes the lent sockets of one flow through the queue.
+/// [`Lender`] that closes the lent sockets of one flow in the queue's thread.
 #[derive(Debug)]
 pub(super) struct RunLender {
     pub(super) out: Outbox,

@@ -1,7 +1,7 @@
-//! Limits of the users that share a master, and their current use.
+//! Limits of the users that share a master, and the current use.
 //!
-//! Guests are all users except root and the master's own. Each guest is limited, and so are all
-//! guests together, so that there is always room for root and the master's own user.
+//! Guests are all users except root and the master's own user. There are limits for each guest and
+//! for all guests together, so that there is always room for root and the master's own user.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of concurrent runs of all users, if there are enough descriptors.
 const MAX_RUNS: usize = 4096;
-/// Share of all descriptors for the sockets of runs, as a divisor.
+/// Divisor of all descriptors that gives the share for the sockets of runs.
 const RUNS_SHARE: usize = 8;
-/// Share of all runs and flows reserved for root and the master's own user, as a divisor.
+/// Divisor of all runs and flows that gives the reserve for root and the master's own user.
 const RESERVE: usize = 8;
 
 /// Kind of a limited resource.
@@ -19,7 +19,7 @@ const RESERVE: usize = 8;
 pub(super) enum Kind {
     /// Runs that have joined.
     Run,
-    /// Flows, including those that wait for their far end; each holds two descriptors.
+    /// Flows, including those that wait for their far end; each flow uses two descriptors.
     Flow,
     /// Connects that wait for their far end.
     Call,
@@ -43,9 +43,9 @@ pub(super) fn max_runs(descriptors: u64) -> usize {
 }
 
 impl Limits {
-    /// Limits of a master that has room for `flows` flows and `all_runs` runs. Each guest may
-    /// have `runs` runs, `user_flows` flows (default: a quarter of all flows) and `user_calls`
-    /// pending connects (default: half of the guest's flows).
+    /// Returns the limits of a master that has room for `flows` flows and `all_runs` runs. Each
+    /// guest may have `runs` runs, `user_flows` flows (default: a quarter of all flows) and
+    /// `user_calls` pending connects (default: half of the guest's flows).
     pub(super) fn new(
         flows: usize,
         all_runs: usize,
@@ -78,7 +78,7 @@ struct Used {
 }
 
 impl Quota {
-    /// Creates the quota of a master that has no guests yet. `refused` counts refusals.
+    /// Creates the quota of a master without guests. `refused` counts refusals.
     pub(super) fn new(limits: Limits, refused: Arc<AtomicU64>) -> Arc<Quota> {
         Arc::new(Quota { limits, used: Mutex::default(), refused })
     }
@@ -136,7 +136,7 @@ mod tests {
     use crate::master::program_times::ProgramTimes;
 
     #[test]
-    fn a_guest_has_its_part_and_all_guests_leave_the_reserve() {
+    fn each_guest_is_limited_and_all_guests_together_leave_the_reserve() {
         let refused = Arc::new(AtomicU64::new(0));
         let quota = Quota::new(Limits::new(800, MAX_RUNS, 2, Some(300), None), refused.clone());
         let take = |user, kind| quota.take(user, kind);
@@ -174,6 +174,6 @@ mod tests {
         let mut config = config.fitted();
         let before = config.limits.flows;
         config.leave_descriptors(max_runs(1024));
-        assert_eq!(config.limits.flows, before - 64, "two descriptors are a flow's");
+        assert_eq!(config.limits.flows, before - 64, "a flow uses two descriptors");
     }
 }

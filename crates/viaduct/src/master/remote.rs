@@ -1,9 +1,9 @@
 //! Programs of a shared master. The run of each program keeps the program's side of its flows, and
-//! follows the master's messages about them.
+//! acts on the master's messages about them.
 //!
 //! ```text
 //!   RemoteProgram   a flow of a program, whose socket came with the request
-//!   FurtherFlow     another flow to a program that listens: the run is asked for the socket
+//!   FurtherFlow     another flow to a listening program: the master requests the socket
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -19,26 +19,27 @@ use super::quota::Permit;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
 
-/// Minimum number of channels for a cleanup. Channels no longer in use are removed whenever the
-/// number of channels is a power of two, from this one on.
+/// Minimum number of channels for a cleanup. Unused channels are removed whenever the number of
+/// channels is a power of two of at least this value.
 const MIN_CHANNELS_CLEANUP: usize = 64;
 
-/// Program whose side of a flow is kept by a run.
+/// Program whose side of a flow is in a run's process.
 #[derive(Debug)]
 pub(super) struct RemoteProgram {
     id: u64,
     bound_socket: Option<FlowSocket<TcpStream>>,
     out: Outbox,
-    /// Channel for further flows to the program, if it listens.
+    /// Channel for further flows to the program, if it is a listening one.
     pub(super) channel: Option<Arc<FlowChannel>>,
     /// True if the outcome has been sent to the run.
     has_ended: bool,
-    /// Permit of a waiting connect, until it is answered.
+    /// Permit of a pending connect, until it is answered.
     pub(super) call: Option<Permit>,
 }
 
 impl RemoteProgram {
-    /// Creates flow `id`: `bound_socket` will connect to the program, `out` is the run's queue.
+    /// Creates the program of flow `id`: `bound_socket` will be connected to the program, `out` is
+    /// the run's queue.
     pub(super) fn new(id: u64, bound_socket: FlowSocket<TcpStream>, out: &Outbox) -> RemoteProgram {
         let (bound_socket, out) = (Some(bound_socket), out.clone());
         RemoteProgram { id, bound_socket, out, channel: None, has_ended: false, call: None }
@@ -102,17 +103,17 @@ impl Drop for RemoteProgram {
     }
 }
 
-/// Channel to the run for further flows to a program.
+/// Channel to the run, for requests of further flows to a program.
 #[derive(Debug)]
 pub(super) struct FlowChannel {
-    /// Number of the arrival that created the channel.
+    /// ID of the arrival that created the channel.
     of: u64,
     out: Outbox,
     /// Pending requests, in the order in which they were sent to the run.
     waiting: Mutex<VecDeque<Arc<Slot>>>,
 }
 
-/// Channels of a session that are in use.
+/// Channels of a session.
 #[derive(Debug, Default)]
 pub(super) struct FlowChannels(HashMap<u64, Weak<FlowChannel>>);
 
@@ -128,7 +129,7 @@ impl FlowChannels {
     }
 
     /// Answers the oldest pending request of arrival `of` for another flow; `remote` is `None` if
-    /// the run has no socket for one.
+    /// the run has no socket for another flow.
     pub(super) fn fill(&mut self, of: u64, remote: Option<RemoteProgram>) {
         let Some(channel) = self.0.get(&of).and_then(Weak::upgrade) else { return };
         let slot = channel.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -144,7 +145,7 @@ struct Slot(Mutex<SlotState>);
 
 #[derive(Default)]
 struct SlotState {
-    /// Answer of the run, until it is taken; `Some(None)` if the run has no socket for a flow.
+    /// Answer of the run, until taken; `Some(None)` if the run has no socket for another flow.
     result: Option<Option<RemoteProgram>>,
     callback: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -171,7 +172,7 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// Further flow to a program that listens.
+/// Further flow to a listening program.
 #[derive(Debug)]
 struct FurtherFlow {
     channel: Arc<FlowChannel>,

@@ -1,11 +1,12 @@
-//! Sessions of a shared master: each run has one, in which it sends the requests of its program.
+//! Sessions of a shared master: each run has a session, in which it sends the requests of its
+//! program.
 //!
-//! The worker never waits for a run: a thread of the session sends the worker's messages to it
+//! The worker never waits for a run: a thread of the session sends the worker's messages to the run
 //! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests are runs of
-//! users other than root and the master's own user. They are limited by [`super::quota`]. The
-//! processes of a guest still hold the sockets that it has passed, and may change them, so the
-//! event loop treats these sockets as lent ([`crate::engine::flow_socket`]). Sockets that a nested
-//! master forwards for its own guests are lent too.
+//! users other than root and the master's own user; [`super::quota`] limits them. The processes of
+//! a guest still have the sockets that the guest has passed, and may change them, so the event loop
+//! treats these sockets as lent ([`crate::engine::flow_socket`]). Sockets that a nested master
+//! forwards for its own guests are also lent.
 
 use std::fs;
 use std::io;
@@ -60,8 +61,8 @@ struct Service {
 static REFUSED: RateLimitedLog<u32> = RateLimitedLog::new(4);
 
 impl RunListener {
-    /// Opens the socket at `path`, for this user and root or for all users. Returns the listener,
-    /// and the ownership of its name. Errors: another master has the name.
+    /// Opens the socket at `path`, for this user and root or for all users. Returns the listener
+    /// and its name. Errors: another master has the name, or the socket cannot be created.
     pub fn open(path: &Path, all_users: bool) -> Result<(RunListener, Name)> {
         // The lock serializes masters that start at the same time.
         let _lock = DirLock::around(path).map_err(|error| creation_error(path, &error))?;
@@ -73,7 +74,7 @@ impl RunListener {
         Ok((RunListener { listener, all_users }, Name::of(path)))
     }
 
-    /// Starts to serve runs, until the process ends.
+    /// Starts a thread that serves runs until the process ends.
     pub(super) fn start(self, welcome: Welcome, carrier: Carrier, quota: Arc<Quota>) -> Result<()> {
         let network = netns_inode().context("cannot read the network namespace")?;
         let shared = Arc::new(Service { welcome, carrier, network, quota });
@@ -119,7 +120,7 @@ impl RunListener {
     }
 }
 
-/// Begins a session of `user`, which is a guest if there is a permit.
+/// Starts the thread of a session of `user`, which is a guest if there is a permit.
 fn start_session(
     socket: OwnedFd,
     (user, permit): (u32, Option<Permit>),
@@ -157,7 +158,7 @@ struct Grants {
 }
 
 impl Session<'_> {
-    /// Opens a session if the run sends a matching hello. The session holds `permit` until its end.
+    /// Opens a session if the run sends a matching hello. The session keeps `permit` until it ends.
     fn open(
         socket: OwnedFd,
         user: u32,
@@ -177,8 +178,8 @@ impl Session<'_> {
         Some(Session { socket, user, is_guest, shared, out })
     }
 
-    /// Processes the records of the run until it disconnects. Returns the reason if the run must
-    /// be disconnected.
+    /// Processes the records of the run until the run disconnects. Returns the reason if the run
+    /// must be disconnected.
     fn run(&self) -> Option<String> {
         // The buffer is one byte longer than a record, so that a longer one is detected.
         let (mut bytes, mut channels) = ([0; RECORD + 1], FlowChannels::default());
@@ -205,8 +206,8 @@ impl Session<'_> {
         }
     }
 
-    /// Executes the request of a record; `None` if it is invalid, or does not match the
-    /// descriptors beside it.
+    /// Executes the request of a record; `None` if the request is invalid, or does not match the
+    /// attached descriptors.
     fn handle(&self, up: Up, received: Received, channels: &mut FlowChannels) -> Option<()> {
         let wanted = match up {
             Up::Hello { .. } => return None,
@@ -215,8 +216,7 @@ impl Session<'_> {
             Up::NoOther { .. } => 0,
         };
         if received.lost_fds && received.fds.len() <= wanted {
-            // The run is not at fault: this process, or the whole machine, can open no more
-            // descriptors.
+            // The run is not at fault: this process or the machine is out of descriptors.
             let what = "out of descriptors for requests of runs (ulimit -n, LimitNOFILE=)";
             REFUSED.warn(self.user, what);
             self.refuse(up, channels);
@@ -229,8 +229,8 @@ impl Session<'_> {
             && self.is_guest
             && self.shared.welcome.rules.fate(Transport::Tcp, to) != Fate::Divert
         {
-            // The rules do not select this flow: a correct run lets it go direct, or refuses it
-            // itself.
+            // The rules do not select this flow: a correct run lets the flow connect directly, or
+            // itself refuses it.
             let _ = self.out.send(Down::Refuse { id, why: Failure::Denied });
             return Some(());
         }
@@ -244,7 +244,7 @@ impl Session<'_> {
         self.execute(up, received.fds, grants, channels)
     }
 
-    /// Executes a request for which there are `grants`; `None` if it is invalid.
+    /// Executes a request with its `grants`; `None` if the request is invalid.
     fn execute(
         &self,
         up: Up,
@@ -283,9 +283,9 @@ impl Session<'_> {
         Some(())
     }
 
-    /// Takes the permits that a guest needs for a record, and creates the `Lender` that
-    /// closes sockets of which other processes may hold duplicates; `None` if the guest has
-    /// reached a limit.
+    /// Takes the permits that a guest needs for a record, and creates the `Lender` that closes
+    /// sockets of which other processes may have duplicates; `None` if the guest has reached a
+    /// limit.
     fn grant(&self, up: &Up) -> Option<Grants> {
         let mut grants = Grants { lender: None, call: None };
         let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });
@@ -311,7 +311,7 @@ impl Session<'_> {
     fn refuse(&self, up: Up, channels: &mut FlowChannels) {
         match up {
             Up::Call { id, .. } | Up::Arrival { id, .. } => {
-                // An error means that the run has gone, and is ignored.
+                // An error, which means that the run has gone, is ignored.
                 let _ = self.out.send(Down::Refuse { id, why: Failure::Unreachable });
             }
             Up::Another { of, .. } | Up::NoOther { of } => channels.fill(of, None),
@@ -320,7 +320,7 @@ impl Session<'_> {
     }
 }
 
-/// Receives the hello of a run and answers it. Returns whether it matches.
+/// Receives and answers the hello of a run. Returns whether the hello is valid for this master.
 fn accepts_hello(socket: &OwnedFd, shared: &Service) -> bool {
     let mut bytes = [0; RECORD];
     let Ok((length, _)) = seqpacket::receive(socket, &mut bytes) else { return false };
@@ -334,7 +334,7 @@ fn accepts_hello(socket: &OwnedFd, shared: &Service) -> bool {
 }
 
 /// Makes a descriptor a non-blocking TCP socket without SO_LINGER, so that `close` does not block.
-/// If there is a `lender`, it closes the socket. `None` if the descriptor is not a TCP socket.
+/// The `lender`, if any, closes the socket. `None` if the descriptor is not a TCP socket.
 fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<FlowSocket<TcpStream>> {
     let socket = match lender {
         Some(lender) => FlowSocket::lent(fd, lender),

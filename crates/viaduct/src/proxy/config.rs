@@ -7,18 +7,18 @@ use super::config_handoff::path_of;
 use super::options::ProxyOptions;
 use crate::settings::{Settings, file};
 
-/// Settings from `options`, with the handlers of `registry`.
+/// Loads the settings from `options`, with the handlers of `registry`.
 ///
 /// # Errors
-/// A line with the place, the mistake and a correct form.
+/// A line with the position, the mistake and a correct form.
 pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
     load_with_text(options, registry).map(|(settings, _)| settings)
 }
 
-/// Like [`load`], with the text of the config file, if there is one.
+/// Loads the settings like [`load`], and also returns the text of the config file, if there is one.
 ///
 /// # Errors
-/// As [`load`].
+/// Those of [`load`].
 pub fn load_with_text(
     options: &ProxyOptions,
     registry: &Registry,

@@ -1,6 +1,6 @@
-//! Hand-off of the config to on-demand proxies: each gets the text that its parent has last
-//! checked. A proxy therefore starts with the settings that the parent listens with, even if the
-//! file has been edited since.
+//! Hand-off of the config to on-demand proxies: each proxy gets the text that the parent has last
+//! checked. A proxy therefore starts with the settings of the parent's listeners, even if the file
+//! has been edited in the meantime.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
@@ -15,7 +15,7 @@ use super::config::load_with_text;
 use super::options::ProxyOptions;
 use crate::settings::Settings;
 
-/// Config in force, which is handed to each new proxy.
+/// Current config, which is passed to each new proxy.
 #[derive(Debug)]
 pub struct ConfigHandoff {
     options: ProxyOptions,
@@ -27,7 +27,7 @@ pub struct ConfigHandoff {
 }
 
 impl ConfigHandoff {
-    /// Keeps the config: `text` of the file that `options` name, and the resulting `settings`.
+    /// Stores the config: the `text` of the file that `options` name, and the resulting `settings`.
     ///
     /// # Errors
     /// The memory file for the text cannot be created.
@@ -46,11 +46,10 @@ impl ConfigHandoff {
         Ok(ConfigHandoff { options, registry, settings, text })
     }
 
-    /// Reads the file again; later proxies get the new text if it is valid and needs no
-    /// restart.
+    /// Reads the file again. Later proxies get the new text if it is valid and needs no restart.
     ///
     /// # Errors
-    /// A line with the reason; the settings stay as they were.
+    /// A line with the reason; the settings are unchanged.
     pub fn read_again(&mut self) -> Result<()> {
         let (new, text) = load_with_text(&self.options, &self.registry)?;
         let (Some(file), Some(text)) = (&self.text, text) else {
@@ -62,7 +61,7 @@ impl ConfigHandoff {
         Ok(())
     }
 
-    /// Descriptor for proxies to inherit.
+    /// Descriptor of the config's text, for proxies to inherit.
     pub fn exported(&self) -> Option<BorrowedFd<'_>> {
         self.text.as_ref().map(AsFd::as_fd)
     }

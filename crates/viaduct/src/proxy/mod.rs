@@ -1,15 +1,15 @@
-//! `viaduct proxy`: one hop of a chain of proxies. It terminates clients' TCP connections, and
-//! begins the connection to the server or to the next hop as soon as it sees a client's SYN
+//! `viaduct proxy`: one hop of a chain of proxies. The proxy terminates clients' TCP connections,
+//! and begins the connection to the server or to the next hop as soon as it sees a client's SYN
 //! (Miniproxy, section 3). The [engine](crate::engine) carries the flows, and
-//! [settings](crate::settings) configures it. This module adds the rules that
-//! divert connections to the proxy, and the start on demand.
+//! [settings](crate::settings) has its configuration. This module adds the rules that divert
+//! connections to the proxy, and the start on demand.
 //!
 //! ```text
 //!   options, config ──▶ settings ──▶ startup: listen sets, rules ──▶ engine::loops
 //!   reconciler: keeps the interception rules ──▶ engine::intercept
-//!   on_demand: parent that listens, and starts the proxy on a SYN
+//!   on_demand: parent process that listens, and starts the proxy on a SYN
 //!   takeover: continues a running proxy in this process (viaduct upgrade)
-//!   config_handoff: the config as checked by that parent, for the proxies that it starts
+//!   config_handoff: the config that the parent has checked, for the proxies that it starts
 //! ```
 
 mod config;
@@ -47,18 +47,18 @@ use crate::signals::Signals;
 use crate::status_socket::{Name, check_free};
 use crate::stdout::{print, print_line};
 
-/// Runs a proxy until a signal ends it.
+/// Runs a proxy until a signal terminates it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     if let Some(socket) = options.takeover {
         return takeover::run(options, registry, socket);
     }
     if let Some(confinement) = options.confined {
-        // The directories of other hops and of the agent. Their sockets trust the agent's user, and
-        // this process may run as that user.
+        // The directories of other hops and of the agent are hidden: their sockets trust the
+        // agent's user, and this process may run as that user.
         let hidden = ["..", "../.."].map(Path::new);
         confinement.enter(&hidden).context("cannot confine this process")?;
     }
-    // Registered before the config is read: if the config changes after that, the parent
+    // Signals are registered before the config is read: if the config changes later, the parent
     // (`--on-demand`, or a hop agent) sends SIGHUP.
     let early = (!options.inherited.is_empty()).then(Signals::register).transpose()?;
     let (settings, text) = config::load_with_text(options, &registry)?;
@@ -83,8 +83,8 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     if options.rehearse {
         return Ok(());
     }
-    // Opened before the status socket answers, so that its clients find the socket for upgrades,
-    // too.
+    // The socket for upgrades is opened before the status socket, so that clients of the status
+    // socket find both.
     let _requests = upgrader.map(|upgrader| serve_requests(&settings, upgrader)).transpose()?;
     let _status = control.start()?;
     log_start(&settings);
@@ -108,7 +108,8 @@ fn serve_requests(settings: &Settings, upgrader: Arc<Upgrader>) -> Result<Name> 
 }
 
 /// Returns the inputs of the control side of `proxy`, whose config file has the text `text`, and
-/// the upgrader. A proxy that a parent has started (`--on-demand`, or a hop agent) has no upgrader.
+/// the upgrader. There is no upgrader in a proxy that a parent has started (`--on-demand`, or a hop
+/// agent).
 fn control_inputs(
     options: &ProxyOptions,
     settings: &Settings,
@@ -135,9 +136,9 @@ fn control_inputs(
     Ok((ControlInputs { load, metrics, upgrade, takes_over }, upgrader))
 }
 
-/// Returns a function that loads the settings from the config file of `options` again. It refuses
-/// changes that need a restart. `settings` are the settings in force at first. Each reload sets
-/// `text` to the text of the file.
+/// Returns a function that reloads the settings from the config file of `options`, and refuses
+/// changes that need a restart. `settings` are the initial settings. Each reload sets `text` to the
+/// text of the file.
 fn load(options: &ProxyOptions, settings: &Settings, registry: Registry, text: ConfigText) -> Load {
     let (options, mut current) = (options.clone(), settings.clone());
     Box::new(move || {
@@ -149,7 +150,7 @@ fn load(options: &ProxyOptions, settings: &Settings, registry: Registry, text: C
     })
 }
 
-/// Runs the parent of on-demand proxies until a signal ends it.
+/// Runs the parent of on-demand proxies until a signal terminates it.
 fn run_on_demand(settings: &Settings, handoff: ConfigHandoff) -> Result<()> {
     let calls = SignalPipes::register()?;
     let (listen_sets, changes) = startup::open(settings, &[])?;

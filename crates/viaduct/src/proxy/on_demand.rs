@@ -1,10 +1,10 @@
-//! `--on-demand`: a small parent that keeps the listeners open, and a proxy that runs only while
-//! there is something to do.
+//! `--on-demand`: a small parent process that keeps the listeners open, and a proxy that runs only
+//! while there is work.
 //!
 //! ```text
 //!   parent:  listen set, rules ─▶ wait for a SYN, unread ──▶ start a proxy, wait for its end ─┐
 //!                                     ▲                                                      │
-//!                                     └── idle: at once;  crashed: after a pause ◀───────────┘
+//!                                     └── idle: immediately;  failed: after a pause ◀────────┘
 //!   proxy:   inherits the sockets, reads the SYN that the parent left there, and connects early
 //! ```
 
@@ -31,10 +31,10 @@ use crate::engine::listen_set::{ListenSet, SynSource};
 use crate::notify::{Phase, notify};
 use crate::watchdog;
 
-/// Pause after a failure, which doubles with each further failure, and its maximum.
+/// Pause after a failure, which each further failure doubles, and its maximum.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
-/// Uptime of a proxy after which its failure counts as the first one: the pause is
+/// Uptime of a proxy after which its failure counts as a first failure: the pause is
 /// [`RESTART_DELAY`] again.
 const MIN_UPTIME: Duration = Duration::from_secs(30);
 
@@ -43,19 +43,19 @@ pub struct OnDemandParent {
     listen_set: ListenSet,
     signals: SignalPipes,
     handoff: ConfigHandoff,
-    /// State of the rules that divert clients to the listeners, if there are any.
+    /// State of the rules, if any, that divert clients to the listeners.
     intercept_state: Arc<InterceptState>,
 }
 
-/// Signals as bytes in pipes. Once the handlers are registered, the default action of these
-/// signals, to terminate the process, no longer applies.
+/// Signals as bytes in pipes. Once the handlers are registered, these signals no longer terminate
+/// the process by default.
 #[derive(Debug)]
 pub struct SignalPipes {
-    /// Readable after a request to end.
+    /// Readable after SIGTERM or SIGINT: terminate.
     end: UnixStream,
-    /// Readable after a request to reload the config.
+    /// Readable after SIGHUP: reload the config.
     again: UnixStream,
-    /// Readable after a request to reopen log files.
+    /// Readable after SIGUSR1: reopen log files.
     reopen: UnixStream,
 }
 
@@ -64,7 +64,7 @@ pub struct SignalPipes {
 pub(super) enum Woken {
     /// A descriptor is readable.
     Work,
-    /// A signal to end has arrived; never a result of [`wait`] itself.
+    /// SIGTERM or SIGINT has arrived; never a result of [`wait`] itself.
     Signal,
     /// The timeout has passed.
     Time,
@@ -74,7 +74,7 @@ impl SignalPipes {
     /// Registers the signal handlers.
     ///
     /// # Errors
-    /// No descriptors are available.
+    /// No descriptor is available.
     pub fn register() -> Result<SignalPipes> {
         let (end, ends) = UnixStream::pair()?;
         pipe::register(SIGTERM, ends.try_clone()?)?;
@@ -119,8 +119,8 @@ impl OnDemandParent {
         OnDemandParent { listen_set, signals, handoff, intercept_state }
     }
 
-    /// Starts a proxy that exits before it serves clients, so that errors at its start are found
-    /// now and not when the first client connects.
+    /// Starts a proxy that exits before it serves clients, so that errors of the start are reported
+    /// now, not when the first client connects.
     pub fn rehearse(&self) -> Result<()> {
         let status = self.start(&["--rehearse"])?.wait()?;
         if !status.success() {
@@ -129,7 +129,7 @@ impl OnDemandParent {
         Ok(())
     }
 
-    /// Runs until a signal to end, and then until the running proxy has ended.
+    /// Runs until SIGTERM or SIGINT, and then until the running proxy has ended.
     pub fn run(mut self) -> Result<()> {
         let mut pause = Duration::ZERO;
         notify(Phase::Ready);
@@ -156,8 +156,8 @@ impl OnDemandParent {
                 pause = Duration::ZERO;
             }
             pause = (pause * 2).clamp(RESTART_DELAY, MAX_RESTART_DELAY);
-            warn!("the proxy failed: {status}; the next one starts on demand, after {pause:?}");
-            // No process is left to give a verdict on the SYNs that the proxy held.
+            warn!("the proxy failed: {status}; the next proxy starts on demand, after {pause:?}");
+            // The SYNs that the proxy held would otherwise never get a verdict.
             if let SynSource::Queue(queue) = &self.listen_set.syns {
                 queue.reset().context("cannot reset the queue of SYNs")?;
             }
@@ -166,7 +166,7 @@ impl OnDemandParent {
 
     /// Waits for a SYN, or for a connection if SYNs cannot be seen.
     fn wait_for_work(&mut self) -> Woken {
-        // The pages used so far are not needed while the parent waits.
+        // The parent does not need the pages used so far while it waits.
         let _ = memory::drop_clean_pages();
         loop {
             let (open, _) = self.listen_set.exported();
@@ -178,9 +178,9 @@ impl OnDemandParent {
         }
     }
 
-    /// Waits until a descriptor of `work` is readable, a signal to end arrives, or `at_most` has
-    /// passed. Meanwhile handles signals to reload and to reopen logs, and passes them to `proxy`,
-    /// if one is running.
+    /// Waits until a descriptor of `work` is readable, SIGTERM or SIGINT arrives, or `at_most` has
+    /// passed. In the meantime handles signals to reload and to reopen logs, and passes them to
+    /// `proxy`, if it is running.
     fn wait_or_signal(
         &mut self,
         work: &[&OwnedFd],
@@ -207,7 +207,7 @@ impl OnDemandParent {
         }
     }
 
-    /// Handles signals that concern the proxy. If no proxy is running, log files need not be
+    /// Handles signals that concern the proxy. Without a running proxy, log files need not be
     /// reopened, because each proxy opens them at its start.
     fn heed(&mut self, proxy: Option<Pid>) {
         if has_come(&self.signals.reopen) {
@@ -224,12 +224,12 @@ impl OnDemandParent {
         match self.handoff.read_again() {
             Ok(()) => {
                 info!("the config was read again");
-                // If the proxy has just ended, the next one starts with the new config.
+                // If the proxy has just ended, the next proxy starts with the new config.
                 proxy.map(|pid| kill_process(pid, Signal::HUP));
             }
             Err(error) => {
                 error!("not reloaded, nothing has changed: {error:#}");
-                // SIGHUP is also a request to reopen logs, which SIGUSR1 passes on.
+                // SIGHUP is also a request to reopen logs, for which the proxy gets SIGUSR1.
                 proxy.map(|pid| kill_process(pid, Signal::USR1));
             }
         }
@@ -247,15 +247,16 @@ impl OnDemandParent {
         // Only this process notifies the service manager.
         command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
-        // The proxy ignores these signals until its handlers are registered. It reads the config
-        // and opens logs only afterwards, so no request is lost.
+        // The proxy ignores these signals until its handlers are registered. No request is lost,
+        // because the proxy reads the config and opens logs only after that.
         signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
         die_with_parent(&mut command);
         let proxy = Process::spawn(command).context("cannot start a proxy")?;
         Ok(proxy)
     }
 
-    /// Closes the listeners, and makes the proxy drain its flows. A second signal kills it at once.
+    /// Closes the listeners, and makes the proxy drain its flows. A second signal kills the proxy
+    /// immediately.
     fn drain(self, mut proxy: Process, pid: Pid, ended: &OwnedFd) -> Result<()> {
         notify(Phase::Stopping);
         let OnDemandParent {
@@ -279,7 +280,7 @@ impl OnDemandParent {
     }
 }
 
-/// Waits like [`wait`], and answers the service manager's watchdog meanwhile.
+/// Waits like [`wait`], and answers the service manager's watchdog in the meantime.
 fn wait_and_answer(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
     let Some(expected) = watchdog::expected() else { return wait(readable, at_most) };
     let (begun, turn) = (Instant::now(), watchdog::answer_interval(expected));

@@ -1,4 +1,4 @@
-//! Options of `viaduct proxy`: the same names on the command line and in a file.
+//! Options of `viaduct proxy`, which have the same names on the command line and in a config file.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -19,13 +19,13 @@ pub struct ProxyOptions {
     /// SIGHUP
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check the configuration, print what it means, and change nothing
+    /// Check the configuration, print its meaning, and change nothing
     #[arg(long)]
     pub check: bool,
     /// Listeners and taps that the parent process leaves open (--on-demand)
     #[arg(long, value_delimiter = ',', hide = true)]
     pub inherited: Vec<InheritedFd>,
-    /// End once the start has succeeded: a trial run by the parent process (--on-demand)
+    /// Exit after a successful start: a trial run by the parent process (--on-demand)
     #[arg(long, hide = true)]
     pub rehearse: bool,
     /// Descriptor of the config that the parent process has checked (--on-demand)
@@ -41,7 +41,7 @@ pub struct ProxyOptions {
     pub args: ProxyArgs,
 }
 
-/// Refuses other options together with `--config`: they would have no effect, because all options
+/// Refuses other options together with `--config`, which would have no effect, because all options
 /// are then taken from the file.
 ///
 /// # Errors

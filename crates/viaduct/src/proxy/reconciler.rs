@@ -1,5 +1,5 @@
-//! Keeps the rules that divert connections to a proxy in place: a firewall reload or a network
-//! manager may remove them.
+//! Reconciler of the rules that divert connections to a proxy: restores rules that a firewall
+//! reload or a network manager has removed.
 //!
 //! ```text
 //!   rules are removed ──▶ RuleWatch ───▶ reconciler ──▶ Changes::repair, a warning
@@ -20,10 +20,12 @@ use viaduct_sys::nft::rule_watch::RuleWatch;
 use super::on_demand::{Woken, wait};
 use crate::engine::intercept::InterceptState;
 
-/// Minimum time between two checks: limits the load if another program keeps removing the rules.
+/// Minimum time between two checks, which limits the load if another program keeps removing the
+/// rules.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Thread that keeps the rules in place. Dropping it ends the thread and reverts the changes.
+/// Thread that keeps the rules in place. Dropping this value ends the thread, and reverts the
+/// changes.
 #[derive(Debug)]
 pub struct RuleReconciler {
     end: Option<UnixStream>,
@@ -33,9 +35,9 @@ pub struct RuleReconciler {
 
 /// Owner of the rules.
 enum Rules {
-    /// This process: the reconciler restores missing rules.
+    /// This process, whose reconciler restores missing rules.
     Ours,
-    /// The parent: the reconciler only checks whether rules are missing.
+    /// The parent process; the reconciler only checks whether rules are missing.
     Parents(Intercept),
 }
 
@@ -59,7 +61,8 @@ impl RuleReconciler {
         let (end, ended) = UnixStream::pair()?;
         let (state, theirs) = (state.clone(), state.clone());
         let run = move || run(&rules, &watch, &ended, &theirs);
-        // Set before the thread starts: without `changes`, the thread would ignore a deletion.
+        // The changes are set before the thread starts, because without them the thread would
+        // ignore a deletion.
         *state.changes() = changes;
         let thread = thread::Builder::new().name("rules".to_owned()).spawn(run);
         // Without the thread, the changes are reverted.

@@ -10,7 +10,7 @@ use crate::settings::Settings;
 
 /// Opens the listen sets of all loops, and makes the changes to the machine that they need.
 /// Dropping the changes reverts them. If the parent process has left descriptors open (`left`),
-/// takes over the parent's listen set and changes nothing.
+/// uses the parent's listen set, and changes nothing.
 pub fn open(
     settings: &Settings,
     left: &[InheritedFd],
@@ -19,8 +19,8 @@ pub fn open(
         let listen_set = ListenSet::inherited(left, settings.syn_queue(), settings.max_held())?;
         return Ok((vec![listen_set], None));
     }
-    // The rules are claimed first: if another proxy owns the rules of this port, nothing may
-    // be changed.
+    // The rules are claimed first, because nothing may be changed if another proxy owns the rules
+    // of this port.
     let mut changes = claim(settings)?;
     let listen_sets = settings.listen_sets()?;
     // Rules are set only after a listener is in place.
@@ -31,7 +31,7 @@ pub fn open(
 }
 
 /// Reverts the changes that an earlier run has left, and locks the nftables tables that this run
-/// will create. `None` if it creates none.
+/// will create. `None` if this run creates no tables.
 fn claim(settings: &Settings) -> Result<Option<Changes>> {
     let intercept = settings.intercept.as_ref().map(|intercept| intercept.instance.clone());
     let instances = intercept.into_iter().chain(settings.holds.then(|| hold_instance(settings)));
@@ -57,7 +57,7 @@ fn hold_instance(settings: &Settings) -> String {
     format!("hold_{}", settings.syn_queue())
 }
 
-/// Makes the kernel divert connections to the proxy, and hold their SYNs, as configured.
+/// Makes the kernel divert connections to the proxy and hold their SYNs, as configured.
 fn change(settings: &Settings, changes: &mut Changes) -> Result<()> {
     let intercept = &settings.intercept;
     if settings.holds {

@@ -1,5 +1,5 @@
-//! Start of a proxy that takes over from a running one: everything that can fail is done before the
-//! old process stops accepting clients.
+//! Start of a proxy that takes over from a running process: all steps that can fail precede the
+//! moment at which the old process stops accepting clients.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::status_socket::Unpublished;
 
-/// Proxy that is prepared, and accepts no clients yet.
+/// Proxy that is prepared, but does not accept clients yet.
 struct PreparedProxy {
     settings: Settings,
     access_log: AccessLog,
@@ -31,7 +31,7 @@ struct PreparedProxy {
     control: Prepared,
     requests: Unpublished,
     intercept_state: Arc<InterceptState>,
-    /// Keeps the rules in place, until it is dropped.
+    /// Reconciler that keeps the rules in place until it is dropped.
     _reconciler: Option<RuleReconciler>,
 }
 
@@ -44,13 +44,14 @@ pub fn run(options: &ProxyOptions, registry: Registry, socket: RawFd) -> Result<
     let prepared = prepare(options, registry, inheritance, signals);
     let mut proxy = takeover.or_refuse(prepared)?;
     let flows = take_flows(&mut takeover, &mut proxy.loops)?;
-    // From here on this process is responsible, even if the old one is killed.
+    // From now on this process is responsible for the changes, even if the old process is killed.
     if let Some(changes) = proxy.intercept_state.changes().as_mut() {
         changes.own();
     }
     takeover.confirm();
-    // Published before the status socket: once the status socket is replaced, the old process
-    // reports the end of the upgrade, and the next upgrade may be requested at once.
+    // The socket for upgrades is published before the status socket: once the status socket is
+    // replaced, the old process reports the end of the upgrade, and the next upgrade may be
+    // requested immediately.
     let _requests = proxy.requests.publish()?;
     let _status = proxy.control.start()?;
     info!(flows, "taken over");
