@@ -1,17 +1,17 @@
-//! Config of a gateway: composed of the base and the members of the roster, and read back for
-//! its members.
+//! Config of a gateway: composed of the base and the members of the roster. The members are read
+//! back at the next start.
 
 use anyhow::{Context as _, Result, ensure};
 use toml::{Table, Value};
 
 use super::roster::{MemberId, Roster};
 
-const HEAD: &str = "# Written by viaduct fleet: make changes in its base.\n\n";
+const HEAD: &str = "# Written by viaduct fleet: edit its base instead.\n\n";
 
 /// Adds the members of the roster to the base.
 ///
 /// # Errors
-/// The base is not TOML, has no `[site]`, or has members itself.
+/// The base is not TOML, has no `[site]`, or already has members.
 pub fn compose(base: &str, roster: &Roster) -> Result<String> {
     let mut file: Table = base.parse().context("the base is not TOML")?;
     let site = file.get_mut("site").and_then(Value::as_table_mut).context("there is no [site]")?;
@@ -27,7 +27,7 @@ pub fn compose(base: &str, roster: &Roster) -> Result<String> {
     Ok(format!("{HEAD}{}", toml::to_string(&file)?))
 }
 
-/// Adds the members of a site to its table. The keys `without` of each member are left out.
+/// Adds the members of a site to its table, without the keys `without` of each member.
 fn add(table: &mut Table, roster: &Roster, without: &[&str]) -> Result<()> {
     let name = name_of(table);
     ensure!(!table.contains_key("member"), "{name:?} has members in the base");
@@ -44,7 +44,8 @@ fn add(table: &mut Table, roster: &Roster, without: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Members in a file that an earlier run has written; empty if the file is not such a config.
+/// Returns the members in a file that an earlier run has written; empty if the file is not such a
+/// config.
 pub fn members(file: &str) -> Vec<(MemberId, Table)> {
     let Ok(file) = file.parse::<Table>() else { return Vec::new() };
     let site = file.get("site").and_then(Value::as_table);

@@ -1,10 +1,10 @@
-//! Known members of all sites. A member that etcd no longer lists is kept for a while.
+//! Known members of all sites. A member that etcd no longer lists is kept for [`FORGET_AFTER`].
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Time for which etcd's answers must lack a member before the member is forgotten. It is longer
-/// than a lease, so that each member can register again before it is forgotten.
+/// Time for which etcd must answer without a member before the member is forgotten. This time is
+/// longer than a lease, so that each member can register again before it is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// Site and name of a member.
@@ -19,12 +19,13 @@ pub struct Roster {
 #[derive(Debug)]
 struct Known {
     table: toml::Table,
-    /// Time since which etcd has answered without the member.
+    /// Time of the first answer of etcd without the member; `None` if the member was listed last
+    /// time, or if etcd did not answer.
     missing_since: Option<Instant>,
 }
 
 impl Roster {
-    /// Creates a roster of members that were known before.
+    /// Creates a roster of members that an earlier run knew.
     pub fn new(members: impl IntoIterator<Item = (MemberId, toml::Table)>) -> Roster {
         let known = |(id, table)| (id, Known { table, missing_since: None });
         Roster { members: members.into_iter().map(known).collect() }
@@ -45,8 +46,8 @@ impl Roster {
         self.members.extend(listed.into_iter().map(known));
     }
 
-    /// Records that etcd has not answered: the time after which missing members are forgotten
-    /// starts anew.
+    /// Records that etcd has not answered, which restarts the time after which missing members are
+    /// forgotten.
     pub fn pause(&mut self) {
         self.members.values_mut().for_each(|known| known.missing_since = None);
     }
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_forgotten_only_if_etcd_answers_for_long_without_it() {
+    fn a_member_is_forgotten_only_if_etcd_answers_without_it_for_a_minute() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut roster = Roster::new([(id("o1"), toml::Table::new())]);

@@ -1,5 +1,5 @@
-//! Event loop of the fleet process: registers its box in etcd, follows the other members there, and
-//! replaces the file when they change.
+//! Event loop of the fleet process: registers this host in etcd, reads the other members from etcd,
+//! and replaces the file when they change.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,38 +25,39 @@ use crate::notify::{Phase, notify};
 use crate::run_dir::running;
 use crate::signals::{SignalStreams, Signals, either};
 
-/// Interval at which etcd is asked, and the lease is renewed.
+/// Interval of reads from etcd, and of renewals of the lease.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Time after which a box that does not renew its lease is no longer listed.
+/// Time after which etcd no longer lists a host that does not renew its lease.
 const LEASE: Duration = Duration::from_secs(30);
-/// Time within which a gateway must show its status.
+/// Time within which a gateway must send its status.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// State of the process.
 struct Fleet<'a> {
     args: &'a FleetArgs,
     roster: Roster,
-    /// Lease of this box's entry, and the entry.
+    /// Lease of this host's entry, and the entry.
     registered: Option<(String, Entry)>,
     /// Text of the file `--out`.
     written: String,
-    /// True if the gateway was told to read the file since it was written.
+    /// True if the gateway was told to reload after the last write of the file.
     is_told: bool,
-    /// Reason why the gateway could not be told, as last logged.
+    /// Reason why the gateway could not be told to reload, as last logged.
     deaf: Option<String>,
-    /// Reason why etcd or the file could not be used, as last logged.
+    /// Reason of the last failure with etcd, the base or the file, as last logged.
     fault: Option<String>,
 }
 
-/// Runs until a signal ends it.
+/// Runs until a signal arrives.
 pub fn run(args: &FleetArgs) -> Result<()> {
     let (runtime, signals) = Signals::register()?.into_parts();
     let written = fs::read_to_string(&args.out).unwrap_or_default();
     let roster = Roster::new(members(&written));
-    // An earlier process may have ended after it wrote the file, and before the gateway was told.
+    // An earlier process may have ended after it wrote the file, and before it told the gateway to
+    // reload.
     let (is_told, deaf) = (false, None);
     let mut fleet = Fleet { args, roster, registered: None, written, is_told, deaf, fault: None };
-    // An error in the base is reported at the start, not in a log later.
+    // An error in the base is reported at the start, not only in the log.
     fleet.entry()?;
     runtime.block_on(fleet.serve(signals));
     Ok(())
@@ -75,7 +76,7 @@ impl Fleet<'_> {
                 () = either(&mut signals.terminate, &mut signals.interrupt) => break,
             }
         }
-        // The entry stays until its lease expires: a restart changes nothing.
+        // The entry stays until its lease expires, so that a restart changes nothing.
         info!("stopping");
         notify(Phase::Stopping);
     }
@@ -98,7 +99,7 @@ impl Fleet<'_> {
         self.fault = fault;
     }
 
-    /// Registers this box, and reads all members.
+    /// Registers this host, and reads all members.
     async fn follow(&mut self) -> Result<()> {
         let (etcd, entry) = (&self.args.etcd, self.entry()?);
         let kept = match &self.registered {
@@ -116,7 +117,7 @@ impl Fleet<'_> {
             // The entry was deleted, although its lease is valid.
             Some((_, None)) => self.registered = None,
             Some((own, Some(listed))) if listed.value != own.value => {
-                anyhow::bail!("another box is registered as {}", own.name);
+                anyhow::bail!("another host is registered as {}", own.name);
             }
             _ => {}
         }
@@ -125,7 +126,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// Entry of this box.
+    /// Entry of this host.
     fn entry(&self) -> Result<Entry> {
         let FleetArgs { base, member, endpoint, weight, drain, slices, .. } = self.args;
         let file: toml::Table = read(base)?.parse().with_context(|| base.display().to_string())?;
@@ -144,8 +145,8 @@ impl Fleet<'_> {
         Ok(Entry { name: format!("{}/{member}", of("name")?), value: table.to_string() })
     }
 
-    /// Replaces the file if its text has changed, and makes the gateway read it. A gateway that
-    /// cannot be told now is told at a later turn.
+    /// Replaces the file if its text has changed, and makes the gateway read it. If the gateway
+    /// cannot be told to reload now, it is told at a later turn.
     fn apply(&mut self) -> Result<()> {
         let FleetArgs { base, out, .. } = self.args;
         let text = compose(&read(base)?, &self.roster).context(base.display().to_string())?;
@@ -162,7 +163,9 @@ impl Fleet<'_> {
         let deaf = reload(&running(config.socket())).err().map(|error| format!("{error:#}"));
         match &deaf {
             None => info!("the gateway reloads"),
-            Some(why) if self.deaf.as_ref() != Some(why) => info!("no gateway reloads: {why}"),
+            Some(why) if self.deaf.as_ref() != Some(why) => {
+                info!("cannot make the gateway reload: {why}")
+            }
             Some(_) => {}
         }
         (self.is_told, self.deaf) = (deaf.is_none(), deaf);
@@ -170,26 +173,27 @@ impl Fleet<'_> {
     }
 }
 
-/// Member that the entry `SITE/MEMBER` describes; `None` if the entry has another form.
+/// Returns the member that the entry `SITE/MEMBER` describes; `None` if the entry has another form.
 fn parse(entry: &Entry) -> Option<(MemberId, toml::Table)> {
     let (site, name) = entry.name.split_once('/')?;
     Some(((site.to_owned(), name.to_owned()), entry.value.parse().ok()?))
 }
 
-/// Status of a gateway, as far as it is used here.
+/// The part of a gateway's status that is used here.
 #[derive(Deserialize)]
 struct Running {
     pid: u32,
 }
 
-/// Makes the gateway with this status socket read its config.
+/// Makes the gateway with this status socket reload its config.
 fn reload(socket: &Path) -> Result<()> {
     let mut stream = UnixStream::connect(socket).context(socket.display().to_string())?;
     stream.set_read_timeout(Some(STATUS_TIMEOUT))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let running: Running = serde_json::from_str(&text)?;
-    let pid = Pid::from_raw(running.pid.cast_signed()).context("a status without a process")?;
+    let pid = Pid::from_raw(running.pid.cast_signed())
+        .context("the gateway's status has no process ID")?;
     Ok(kill_process(pid, Signal::HUP)?)
 }
 

@@ -1,4 +1,4 @@
-//! Event loop of the agent: SYNs, clients, ends of processes, signals, the status socket.
+//! Event loop of the agent: SYNs, clients, ended processes, signals, the status socket.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,14 +28,14 @@ use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 use crate::watchdog::Watchdog;
 
-/// User ID of the first hop's processes. If the agent runs as root, each hop has a user ID of its
-/// own. systemd and distributions leave these IDs unused.
+/// User ID of the first hop's processes. If the agent runs as root, each hop has its own user ID.
+/// systemd and distributions do not use these IDs.
 const FIRST_USER: u32 = 1_879_048_192;
-/// Number of these user IDs. After the last one, those of removed hops are used again.
+/// Number of these user IDs. After the last ID, those of removed hops are reused.
 const USERS: u32 = 100_000;
-/// Maximum number of SYNs read in a turn.
+/// Maximum number of SYNs read in one turn.
 const MAX_SYNS: usize = 256;
-/// Interval of checks whether all processes have ended.
+/// Interval of checks for running processes during a drain.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 /// The agent.
@@ -46,18 +46,18 @@ pub struct Agent {
     hops: Slab<Hop>,
     /// Definitions with which the agent starts.
     definitions: Vec<Definition>,
-    /// Number of user IDs that were taken or skipped so far.
+    /// Number of user IDs taken or skipped so far.
     next_user: u64,
     signals: Option<Signals>,
 }
 
-/// The agent while it runs.
+/// The running agent.
 struct Service {
     agent: Agent,
     syns: Syns,
     /// Readiness of the tap, of listeners of idle hops, and of processes.
     readiness: Readiness,
-    /// Sender of the keys of hops whose pause is over.
+    /// Sender of the keys of hops whose pause has ended.
     resume: UnboundedSender<usize>,
     started: Instant,
 }
@@ -76,7 +76,8 @@ impl Agent {
         Ok(Agent { args, registry, log_json, hops, definitions, next_user: 0, signals })
     }
 
-    /// Runs until a signal to end, and then until all processes have ended.
+    /// Runs until SIGTERM or SIGINT, and then until all processes have ended or a second signal
+    /// arrives.
     pub fn run(mut self) -> Result<()> {
         let signals = self.signals.take().context("the signals are in use")?;
         let (runtime, signals) = signals.into_parts();
@@ -165,8 +166,8 @@ impl Service {
         Ok(())
     }
 
-    /// Serves a client of a hop: starts the hop's process, or passes the SYN to the running
-    /// process. `syn` is empty if the SYN was not seen.
+    /// Handles a client of a hop: starts the hop's process, or passes the SYN to the running
+    /// process. `syn` is empty if the tap did not see the SYN.
     fn want(&mut self, key: usize, syn: &[u8]) {
         let Agent { args, log_json, hops, .. } = &mut self.agent;
         let Some(hop) = hops.get_mut(key) else { return };
@@ -220,7 +221,8 @@ impl Service {
         Ok(())
     }
 
-    /// Lets a hop wait for its next client, at once or after a pause; forgets it if it was removed.
+    /// Waits for the hop's next client, immediately or after a pause; forgets a hop that was
+    /// removed.
     fn after(&mut self, key: usize, ended: Ended) {
         let Some(hop) = self.agent.hops.get(key) else { return };
         if hop.listeners.is_empty() {
@@ -234,7 +236,10 @@ impl Service {
             }
             Ended::Failed(pause) => {
                 let fault = hop.status().fault.unwrap_or_default();
-                warn!(hop = hop.definition.name, "{fault}; the next one starts after {pause:?}");
+                warn!(
+                    hop = hop.definition.name,
+                    "{fault}; the next process starts after {pause:?} at the earliest"
+                );
                 let resume = self.resume.clone();
                 tokio::spawn(async move {
                     tokio::time::sleep(pause).await;
@@ -250,23 +255,25 @@ impl Service {
         self.syns.tap().map_or(Ok(()), watch).context("cannot watch for SYNs")
     }
 
-    /// Watches for clients of an idle hop. A client that is already waiting is reported at once.
+    /// Watches for clients of an idle hop. A client that is already waiting is reported
+    /// immediately.
     fn watch(&self, key: usize) {
         let Some(hop) = self.agent.hops.get(key).filter(|hop| hop.is_idle()) else { return };
         for listener in &hop.listeners {
             if let Err(error) = self.readiness.watch(listener, Ready::Client(key)) {
-                warn!(hop = hop.definition.name, "clients are noticed by their SYN only: {error}");
+                warn!(hop = hop.definition.name, "clients are detected only by their SYN: {error}");
             }
         }
     }
 
-    /// Leaves the clients of a hop to its process. Otherwise the loop would be woken for them.
+    /// Stops watching for clients of a hop, because its process accepts them.
     fn unwatch(&self, key: usize) {
         let listeners = self.agent.hops.get(key).map_or(&[][..], |hop| &hop.listeners);
         listeners.iter().for_each(|listener| self.readiness.unwatch(listener));
     }
 
-    /// Closes all listeners, and lets the processes end. Returns true from the second call on.
+    /// Closes all listeners, and makes the processes drain. Returns false at the first call, true
+    /// at further calls.
     fn drain(&mut self, is_draining: &mut bool) -> bool {
         self.agent.hops.iter_mut().for_each(|(_, hop)| hop.drain());
         std::mem::replace(is_draining, true)
@@ -286,13 +293,13 @@ impl Service {
     fn reload_and_log(&mut self) {
         notify(Phase::Reloading);
         match self.reload() {
-            Ok(()) => info!(hops = self.agent.hops.len(), "the hops were read again"),
+            Ok(()) => info!(hops = self.agent.hops.len(), "the hops were reloaded"),
             Err(error) => error!("not reloaded: {error:#}"),
         }
         notify(Phase::Ready);
     }
 
-    /// Reads the definitions again. If they are wrong, nothing changes. If an address of a hop
+    /// Reads the definitions again. If any is invalid, nothing changes. If an address of a hop
     /// cannot be used, or has changed, the other hops are changed nevertheless.
     fn reload(&mut self) -> Result<()> {
         let new = definition::load(&self.agent.args, &self.agent.registry)?;
@@ -302,7 +309,7 @@ impl Service {
         let mut faults = Vec::new();
         for key in keys {
             let Some(hop) = self.agent.hops.get_mut(key) else { continue };
-            // A removed hop whose process still has flows is not revived.
+            // A removed hop whose process still has flows is not restored.
             if hop.listeners.is_empty() {
                 continue;
             }
@@ -337,8 +344,8 @@ impl Service {
     }
 }
 
-/// Takes the next user ID that is not used; `None` if all are used. `next` counts the IDs that were
-/// taken or skipped.
+/// Takes the next user ID that is not in use; `None` if all are in use. `next` counts the IDs that
+/// were taken or skipped.
 fn free_user(next: &mut u64, is_used: impl Fn(u32) -> bool) -> Option<u32> {
     for _ in 0..USERS {
         // Each ID of the first round is new.
@@ -352,7 +359,7 @@ fn free_user(next: &mut u64, is_used: impl Fn(u32) -> bool) -> Option<u32> {
     None
 }
 
-/// Tap for the SYNs to all hops.
+/// Opens the tap for the SYNs to all hops.
 fn syns(hops: &Slab<Hop>) -> Result<Syns> {
     let open = hops.iter().filter(|(_, hop)| !hop.listeners.is_empty());
     let addresses = |(key, hop): (usize, &Hop)| {

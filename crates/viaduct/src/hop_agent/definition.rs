@@ -30,7 +30,7 @@ const MAX_FILE: u64 = 64 << 20;
 const MAX_CONFIG: u64 = 1 << 20;
 /// Maximum number of hops.
 const MAX_HOPS: usize = 10_000;
-/// Descriptors of a hop's process for uses other than flows.
+/// Number of descriptors of a hop's process for uses other than flows.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// Definition of a hop.
@@ -44,13 +44,13 @@ pub struct Definition {
     pub config: String,
     /// Maximum number of descriptors of the process.
     pub descriptors: u64,
-    /// True if the process wants the SYNs of its clients.
+    /// True if the process needs the SYNs of its clients.
     pub sees_syns: bool,
     /// Meaning of the config as text, for the operator; empty while the agent runs.
     pub meaning: String,
 }
 
-/// Reads all definitions. Errors: a line with the place, the mistake and a correct form.
+/// Reads all definitions. Errors: a line with the position, the mistake and a correct form.
 pub fn load(args: &HopAgentArgs, registry: &Registry) -> Result<Vec<Definition>> {
     let path = &args.hops;
     let tables = if path.is_dir() { of_directory(path) } else { of_file(path) };
@@ -67,8 +67,8 @@ pub fn load(args: &HopAgentArgs, registry: &Registry) -> Result<Vec<Definition>>
     Ok(all)
 }
 
-/// Configs in a directory, each with the name of its file. A hop whose config has no name is named
-/// after the file.
+/// Reads the configs in a directory, each with the name of its file. A hop whose config has no name
+/// is named after its file.
 fn of_directory(path: &Path) -> Result<Vec<(String, Table)>> {
     let entries: io::Result<Vec<_>> = fs::read_dir(path)?.collect();
     let mut files: Vec<_> = entries?.into_iter().map(|entry| entry.path()).collect();
@@ -88,19 +88,19 @@ fn of_directory(path: &Path) -> Result<Vec<(String, Table)>> {
     files.into_iter().map(table).collect()
 }
 
-/// Tables `[[hop]]` of a file, as configs.
+/// Reads the tables `[[hop]]` of a file as configs.
 fn of_file(path: &Path) -> Result<Vec<(String, Table)>> {
     let mut table = read(path, MAX_FILE)?;
     let Some(Value::Array(hops)) = table.remove("hop") else {
         bail!("tables [[hop]] are expected");
     };
     if let Some((key, _)) = table.into_iter().next() {
-        bail!("unknown key `{key}`; a file of hops has tables [[hop]] alone");
+        bail!("unknown key `{key}`; a file of hops has only tables [[hop]]");
     }
     let config = |(n, hop): (usize, Value)| match hop {
         Value::Table(hop) => {
             if !hop.contains_key("name") {
-                bail!("[[hop]] number {n}: name: it is missing");
+                bail!("[[hop]] number {n}: name is missing");
             }
             let config = Table::from_iter([("proxy".to_owned(), Value::Table(hop))]);
             Ok((format!("[[hop]] number {n}"), config))
@@ -118,7 +118,7 @@ fn read(path: &Path, most: u64) -> Result<Table> {
     })
 }
 
-/// Definition of the hop with the config `table`.
+/// Returns the definition of the hop with the config `table`.
 fn define(args: &HopAgentArgs, mut table: Table, registry: &Registry) -> Result<Definition> {
     let Some(Value::Table(own)) = table.get_mut("proxy") else {
         bail!("the table [proxy] is missing");
@@ -163,7 +163,7 @@ fn refuse_keys(keys: &BTreeMap<String, Value>) -> Result<()> {
         ("on-demand", "every hop of an agent is started on demand"),
         ("metrics", "the agent has metrics; `viaduct status --run-dir` shows those of a hop"),
         ("password-file", "a hop's process cannot read files of root"),
-        ("access-log", "a hop's process can write no files; stderr is possible"),
+        ("access-log", "a hop's process cannot write files; stderr is possible"),
     ];
     for (key, why) in refused {
         let is_possible =
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_confined_process_cannot_do_is_refused() {
+    fn settings_that_a_confined_process_cannot_have_are_refused() {
         for (lines, expected) in [
             ("metrics = '127.0.0.1:9'\n", "metrics: the agent has metrics"),
             ("run_dir = '/x'\n", "run-dir: each hop has a directory"),
@@ -261,7 +261,7 @@ mod tests {
             (HOP, "two hops have the name a"),
             (&HOP.replace("'a'", "'b'"), "a and b both listen at 127.0.0.1:7001"),
             ("[agent]\n", "unknown key `agent`"),
-            ("[[hop]]\nlisten = '127.0.0.1:7002'\n", "number 2: name: it is missing"),
+            ("[[hop]]\nlisten = '127.0.0.1:7002'\n", "number 2: name is missing"),
         ] {
             let error = loaded("hops-wrong", &format!("{HOP}{lines}")).unwrap_err();
             assert!(error.contains(expected), "{lines}: {error}");

@@ -1,11 +1,11 @@
-//! Directories of the hops, below one of the agent.
+//! Directories of the hops, below a directory of the agent.
 //!
 //! ```text
 //!   run directory (perhaps of another user) ─▶ NAME.d (of the agent) ─▶ HOP (of the hop's user)
 //! ```
 //!
-//! No link is followed. Otherwise the owner of the run directory could make the agent give any
-//! directory to a hop's user.
+//! Links are not followed. Otherwise the owner of the run directory could make the agent change the
+//! owner of any directory to a hop's user.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,26 +16,26 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid};
 
-/// Opens the directory of the hop `name` below `all`, and gives it to `user`, if there is one. Both
-/// directories are created if they are missing.
+/// Opens the directory of the hop `name` below `all`, and changes its owner to `user`, if given.
+/// Both directories are created if they are missing.
 ///
 /// # Errors
 /// `all` or the hop's directory is a link, `all` belongs to another user, or a directory cannot be
-/// made.
+/// created.
 pub fn open(all: &Path, name: &str, user: Option<u32>) -> io::Result<OwnedFd> {
-    let all = open_or_make(CWD, all)?;
+    let all = open_or_create(CWD, all)?;
     if fstat(&all)?.st_uid != geteuid().as_raw() {
         let why = "the directory of the hops belongs to another user: delete it";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
-    let own = open_or_make(&all, Path::new(name))?;
+    let own = open_or_create(&all, Path::new(name))?;
     if let Some(user) = user {
         fchown(&own, Some(Uid::from_raw(user)), Some(Gid::from_raw(user)))?;
     }
     Ok(own)
 }
 
-fn open_or_make(at: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+fn open_or_create(at: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     match mkdirat(&at, path, Mode::from_raw_mode(0o777)) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),

@@ -1,4 +1,4 @@
-//! A hop of the agent: its listeners, and its process while there is one.
+//! A hop of the agent: its listeners, and its process, if one is running.
 //!
 //! ```text
 //!   Idle ── a SYN, or a client ──▶ Running ── idle ──▶ Idle
@@ -29,18 +29,18 @@ use super::status::AgentHop;
 
 /// Backlog of a listener.
 const BACKLOG: u32 = 1024;
-/// Pause after the first failure. Each further failure doubles it.
+/// Pause after the first failure. Each further failure doubles the pause.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum pause after a failure.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
-/// Uptime of a process after which its failure counts as the first one.
+/// Uptime of a process after which its failure counts as a first failure.
 const MIN_UPTIME: Duration = Duration::from_secs(30);
 
 /// A hop.
 pub struct Hop {
-    /// Definition in force.
+    /// Current definition.
     pub definition: Definition,
-    /// Listeners; none after the hop was removed.
+    /// Listeners; empty after the hop was removed.
     pub listeners: Vec<TcpListener>,
     /// User ID of the hop's processes; `None` if they run as the agent's user.
     pub user: Option<u32>,
@@ -68,12 +68,12 @@ struct Running {
     ended: OwnedFd,
 }
 
-/// Outcome of a process, and the wait before the next one.
+/// Outcome of a process, and the pause before the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Wait for the next client.
+    /// The process has ended normally: the hop waits for the next client.
     Well,
-    /// Wait for this time before a client is served again.
+    /// The process has failed: the hop waits for this time before it serves a client again.
     Failed(Duration),
 }
 
@@ -112,11 +112,13 @@ impl Hop {
         matches!(self.state, State::Running(_))
     }
 
-    /// Starts a process. Passes it `syn`, the SYN that caused the start, if the tap saw one and the
-    /// process wants SYNs.
+    /// Starts a process. If the process needs SYNs, it gets `syn`, the SYN that caused the start,
+    /// if the tap saw one.
     pub fn start(&mut self, syn: Option<&[u8]>, settings: ProcessSettings<'_>) -> Result<()> {
         let directory = directory::open(settings.directory, &self.definition.name, self.user)
-            .with_context(|| format!("its directory in {}", settings.directory.display()))?;
+            .with_context(|| {
+                format!("cannot open its directory in {}", settings.directory.display())
+            })?;
         let config = File::from(memfd_create("config", MemfdFlags::CLOEXEC)?);
         config.write_all_at(self.definition.config.as_bytes(), 0)?;
         let pair = self.definition.sees_syns.then(SynSender::pair).transpose()?;
@@ -170,7 +172,7 @@ impl Hop {
         command.arg(format!("--told={}", config.as_raw_fd()));
         command.args(["--inherited", &inherited.join(",")]);
         command.arg(format!("--confined={confinement}"));
-        // The directory is not named by its path, which another user may have changed.
+        // The directory is passed as a descriptor, because another user may have changed its path.
         command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
         command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
@@ -180,8 +182,8 @@ impl Hop {
         command
     }
 
-    /// Passes a SYN to the running process. An error means that the process is ending: the client
-    /// waits at the listener for the next process.
+    /// Passes a SYN to the running process. Errors are ignored: the process is ending, and the
+    /// client waits at the listener for the next process.
     pub fn pass(&self, syn: &[u8]) {
         if let State::Running(Running { syns: Some(syns), .. }) = &self.state
             && !syn.is_empty()
@@ -220,13 +222,13 @@ impl Hop {
         }
     }
 
-    /// Changes the definition. If the config has changed, a running process reads it again. Errors:
-    /// the addresses have changed, in which case the definition stays as it was; or the process
-    /// cannot be notified.
+    /// Changes the definition. If the config has changed, a running process reloads it. Errors: the
+    /// addresses have changed, in which case the definition is unchanged; or the process cannot be
+    /// notified.
     pub fn reload(&mut self, new: Definition) -> Result<()> {
         if new.listen != self.definition.listen {
             bail!(
-                "hop {}: listen: has changed; that needs another name, or a restart of the agent",
+                "hop {}: listen has changed; this needs another name, or a restart of the agent",
                 new.name
             );
         }
@@ -243,7 +245,7 @@ impl Hop {
         Ok(())
     }
 
-    /// Closes the listeners, and lets the process end when its flows have ended.
+    /// Closes the listeners, and makes the process end after its last flow.
     pub fn drain(&mut self) {
         self.listeners.clear();
         if let State::Running(running) = &self.state {

@@ -3,7 +3,7 @@
 use super::status::AgentStatus;
 use crate::metrics::{Exposition, Kind};
 
-/// Renders the whole page.
+/// Renders the metrics page.
 pub fn encode(status: &AgentStatus) -> String {
     let mut page = Exposition::default();
     let own: &[(&str, &str)] = &[("agent", &status.agent)];

@@ -1,6 +1,6 @@
 //! `viaduct hop-agent`: many hops, each of which has a process only while it is in use (Miniproxy,
-//! section 7). The agent holds the listeners of all hops. When a SYN arrives for a hop that does
-//! not run, the agent starts a process for that hop. The process ends when it is idle.
+//! section 7). The agent holds the listeners of all hops. When a SYN arrives for a hop without a
+//! process, the agent starts a process for that hop. The process ends when it is idle.
 //!
 //! ```text
 //!                       ┌─ definitions: one file, or a directory of configs of proxies
@@ -44,7 +44,7 @@ use crate::stdout::{print, print_line};
 use crate::text;
 use crate::value_parser::{memory, socket_addr, wait};
 
-/// Capabilities that an agent that runs as root needs, to run each hop as a user of its own.
+/// Capabilities that an agent running as root needs to run each hop as a separate user.
 const OF_USERS: [&str; 5] =
     ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"];
 
@@ -58,7 +58,7 @@ pub struct HopAgentArgs {
     /// Check the hops, print them, and change nothing
     #[arg(long)]
     check: bool,
-    /// Idle time after which a hop's process ends, unless the hop has an idle-exit of its own
+    /// Idle time after which a hop's process ends, unless the hop sets its own idle-exit
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = wait)]
     idle_exit: Duration,
     /// Maximum memory of each hop's process
@@ -74,7 +74,8 @@ pub struct HopAgentArgs {
     run_dir: RunDir,
 }
 
-/// Runs the agent until a signal ends it. `log` sets up the log, in JSON if `log_json` is set.
+/// Runs the agent until a signal terminates it. `log` sets up the log; processes of hops log in
+/// JSON if `log_json` is set.
 pub fn run(
     args: &HopAgentArgs,
     registry: Registry,

@@ -1,5 +1,5 @@
 //! Readiness of many descriptors (the tap, listeners and processes), which a thread reports to the
-//! event loop. A descriptor is reported once, and again only after it is watched again.
+//! event loop. A descriptor is reported once; it must then be watched again.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::error;
 
-/// Maximum number of events taken from the kernel at once.
+/// Maximum number of events taken from the kernel in one call.
 const MAX_EVENTS: usize = 256;
-/// Number of the tap in the kernel's events. Hops have the numbers from 2 on: even ones for
-/// clients, odd ones for processes.
+/// Event data of the tap. Hops use the numbers 2 and above: even numbers for clients, odd numbers
+/// for processes.
 const TAP: u64 = 0;
 
 /// Ready descriptor.
@@ -53,7 +53,7 @@ impl Ready {
 
 impl Readiness {
     /// Starts the thread, which sends its reports to `reports` until the receiver is dropped.
-    /// Errors: no descriptor or thread is left.
+    /// Errors: the process is out of descriptors or threads.
     pub fn start(reports: UnboundedSender<Ready>) -> io::Result<Readiness> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
         let own = epoll.clone();
@@ -76,7 +76,7 @@ impl Readiness {
         Ok(Readiness(epoll))
     }
 
-    /// Has the thread report, once, that `fd` is readable: immediately if it is readable now.
+    /// Makes the thread report once that `fd` is readable: immediately if it already is.
     pub fn watch(&self, fd: impl AsFd, ready: Ready) -> io::Result<()> {
         let (data, flags) =
             (EventData::new_u64(ready.number()), EventFlags::IN | EventFlags::ONESHOT);

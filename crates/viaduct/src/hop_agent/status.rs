@@ -1,4 +1,4 @@
-//! Status of a hop agent, as its socket sends it.
+//! Status of a hop agent, as sent on its status socket.
 
 use std::net::SocketAddr;
 
@@ -26,11 +26,11 @@ pub struct AgentHop {
     pub listen: Vec<SocketAddr>,
     /// Process ID of the hop's process, if one runs.
     pub pid: Option<u32>,
-    /// Number of processes that were started.
+    /// Number of processes started.
     pub starts: u64,
     /// Number of processes that failed.
     pub failures: u64,
-    /// Reason why the last process failed; cleared once a process has ended well.
+    /// Reason why the last process failed; cleared once a process has ended normally.
     pub fault: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl AgentStatus {
         self.hops.iter().filter(|hop| hop.pid.is_some()).count()
     }
 
-    /// Hops whose last process failed, one line each.
+    /// Returns a line for each hop whose last process failed.
     pub fn troubles(&self) -> Vec<String> {
         let of = |hop: &AgentHop| Some(format!("hop {}: {}", hop.name, hop.fault.as_ref()?));
         self.hops.iter().filter_map(of).collect()

@@ -1,5 +1,5 @@
-//! Tap of the SYNs to all hops. One tap is enough for any number of hops: with a tap for each, the
-//! kernel would run the filters of all of them on every packet.
+//! Tap of the SYNs to all hops. A single tap serves any number of hops: with a tap for each hop,
+//! the kernel would run the filters of all taps on every packet.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -11,17 +11,18 @@ use viaduct_proto::split::syn::Syn;
 use viaduct_sys::capture::filter::SynFilter;
 use viaduct_sys::capture::syn::{SNAP, SynTap};
 
-/// Maximum number of ports in the kernel's filter. If there are more, it passes SYNs to all ports.
+/// Maximum number of ports in the kernel's filter. If there are more, the filter passes SYNs to all
+/// ports.
 const MAX_PORTS: usize = 128;
-/// Maximum number of prefixes in the kernel's filter. If there are more, it passes SYNs to all
-/// addresses.
+/// Maximum number of prefixes in the kernel's filter. If there are more, the filter passes SYNs to
+/// all addresses.
 const MAX_PREFIXES: usize = 64;
 
 /// Result of a read.
 pub enum SynRead<'a> {
-    /// Key of a hop, and the SYN to it.
+    /// Key of a hop, and a SYN to that hop.
     ToHop(usize, &'a [u8]),
-    /// A SYN to another address, or a failure.
+    /// A SYN to another address, or a failed read.
     Other,
     /// No SYN is queued.
     Empty,
@@ -29,14 +30,15 @@ pub enum SynRead<'a> {
 
 /// Tap, and the hop of each listening address.
 pub struct Syns {
-    /// `None` without the privilege: hops are then started when their clients are connected.
+    /// Tap; `None` without the privilege, in which case a hop is started when a client has
+    /// connected.
     tap: Option<SynTap>,
     hops: HashMap<SocketAddr, usize>,
 }
 
 impl Syns {
-    /// Opens the tap for hops with these listening addresses, each with the key of its hop. Errors:
-    /// the tap cannot be opened, for a reason other than a missing privilege.
+    /// Opens the tap for these listening addresses, each with the key of its hop. Errors: the tap
+    /// cannot be opened, for a reason other than a missing privilege.
     pub fn open(listen: impl IntoIterator<Item = (SocketAddr, usize)>) -> Result<Syns> {
         let hops: HashMap<_, _> = listen.into_iter().collect();
         let all: Vec<SocketAddr> = hops.keys().copied().collect();
@@ -46,9 +48,7 @@ impl Syns {
         let tap = match SynTap::open(filter) {
             Ok(tap) => Some(tap),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                warn!(
-                    "without CAP_NET_RAW hops start late, which costs the first client more time"
-                );
+                warn!("without CAP_NET_RAW, hops start later, which delays the first client");
                 None
             }
             Err(error) => return Err(error).context("cannot watch for SYNs"),
@@ -77,7 +77,8 @@ impl Syns {
         }
     }
 
-    /// Key of the hop that listens at `to`, or at a wildcard with its port.
+    /// Returns the key of the hop that listens at `to`, or at the unspecified address with the same
+    /// port.
     fn hop(&self, to: SocketAddr) -> Option<usize> {
         let v6 = IpAddr::from(Ipv6Addr::UNSPECIFIED);
         let own = match to.ip() {
@@ -89,7 +90,7 @@ impl Syns {
     }
 }
 
-/// Ports and prefixes for the kernel's filter; an empty list means all.
+/// Returns the ports and prefixes for the kernel's filter; an empty list means all.
 fn summary(listen: &[SocketAddr]) -> (Vec<u16>, Vec<(IpAddr, u8)>) {
     let mut ports: Vec<u16> = listen.iter().map(SocketAddr::port).collect();
     ports.sort_unstable();

@@ -1,4 +1,4 @@
-//! Config of a node: the file as written, and its meaning.
+//! Config of a node: the file as written, and the values that result from it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,15 +27,16 @@ const DERIVED: [&str; 7] = ["expect", "name", "run-dir", "to", "intercept", "on-
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(50)..=Duration::from_secs(600);
 
-/// Meaning of a config.
+/// Validated config.
 pub struct Config {
     /// Configuration of the node.
     pub node: overlay::Config,
-    /// Address at which probes arrive.
+    /// Listening address for probes.
     pub listen: SocketAddr,
-    /// Addresses to which the probes of each peer are sent, in the order of the peers.
+    /// Addresses of the peers' listeners for probes, in the order of the peers.
     pub endpoints: Vec<SocketAddr>,
-    /// Settings of the SOCKS5 proxy through which flows pass this node; `None` without `[socks]`.
+    /// Settings of this node's SOCKS5 proxy, through which flows are routed over the node; `None`
+    /// without `[socks]`.
     pub socks: Option<Settings>,
     /// Address at which metrics and `/healthz` are served.
     pub metrics: Option<SocketAddr>,
@@ -47,7 +48,7 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 struct File {
     overlay: NodeTable,
-    /// Options of the node's proxy.
+    /// Options of the node's SOCKS5 proxy.
     socks: Option<OptionsTable>,
     #[serde(default)]
     peer: Vec<PeerTable>,
@@ -90,8 +91,8 @@ fn default_run_dir() -> PathBuf {
 }
 
 impl Config {
-    /// Reads and checks `path`, and the key file that it names. Errors: a line with the place, the
-    /// mistake and a correct form.
+    /// Reads and checks `path`, and the key file that it names. Errors: a line with the position,
+    /// the mistake and a correct form.
     pub fn load(path: &Path, registry: &Registry) -> Result<Config> {
         let text =
             text::read(path, MAX_CONFIG).map_err(|what| anyhow!("{}: {what}", path.display()))?;
@@ -126,7 +127,7 @@ fn validate(file: File, directory: &Path, registry: &Registry) -> Result<Config>
     }
     if let Some(far) = peer.iter().find(|peer| node.listen.is_ipv4() != peer.endpoint.is_ipv4()) {
         bail!(
-            "peer {}: endpoint: its address is of another family than listen, {}",
+            "peer {}: endpoint: the address family differs from that of listen, {}",
             far.name,
             node.listen
         );
@@ -164,7 +165,7 @@ fn validate_peer(peer: &PeerTable) -> Result<Peer> {
     })
 }
 
-/// Default of `serves`: the node's own address.
+/// Default of `serves`: the address of the node itself.
 fn own_prefix(at: SocketAddr) -> Vec<IpNet> {
     if at.ip().is_unspecified() { Vec::new() } else { vec![at.ip().to_canonical().into()] }
 }
@@ -190,8 +191,8 @@ fn timing(node: &NodeTable) -> Result<Timing> {
     Ok(timing)
 }
 
-/// Settings of the SOCKS5 proxy through which flows pass this node, limited to the clients and
-/// destinations that the config allows.
+/// Returns the settings of this node's SOCKS5 proxy, limited to the clients and destinations that
+/// the config allows.
 fn proxy(
     table: &OptionsTable,
     name: &str,
@@ -199,10 +200,10 @@ fn proxy(
     registry: &Registry,
 ) -> Result<Settings> {
     if let Some(key) = DERIVED.iter().find(|key| table.has(key)) {
-        bail!("[socks] {key}: it cannot be set for a node's proxy; leave it out");
+        bail!("[socks] {key}: not possible for a node's proxy; remove it");
     }
     if let Some(key) = ["listen", "allow-from", "allow-to"].iter().find(|key| !table.has(key)) {
-        bail!("[socks] {key} is missing: no flow may pass this node unless the config says so");
+        bail!("[socks] {key} is missing: a node routes only flows that its config allows");
     }
     let args = ProxyArgs {
         expect: vec![ClientProtocol::Socks],

@@ -21,7 +21,7 @@ const COUNTERS: [Counter; 9] = [
     ("viaduct_overlay_changes_total", "Changes of the best path.", |s| s.changes),
 ];
 
-/// Renders the whole page.
+/// Renders the metrics page.
 pub fn encode(table: &Table) -> String {
     let mut page = Exposition::default();
     let version = env!("CARGO_PKG_VERSION");

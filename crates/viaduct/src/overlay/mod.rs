@@ -3,7 +3,7 @@
 //! ```text
 //!   UDP ◀── probes, answers ──▶ proto::overlay::Node ── table ──▶ status socket ──▶ +route, status
 //!                                                  └── metrics, /healthz
-//!   SOCKS5 ── clients that the config allows ──▶ proxy in this process ──▶ their destinations
+//!   SOCKS5 ── clients that the config allows ──▶ proxy in this process ──▶ destinations
 //! ```
 
 mod config;
@@ -30,7 +30,7 @@ pub struct OverlayArgs {
     pub check: bool,
 }
 
-/// Runs a node until a signal ends it.
+/// Runs a node until a signal terminates it.
 pub fn run(args: &OverlayArgs, registry: &Registry) -> Result<()> {
     let config = Config::load(&args.config, registry)?;
     config.try_node().with_context(|| args.config.display().to_string())?;

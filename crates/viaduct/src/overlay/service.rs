@@ -1,4 +1,4 @@
-//! Event loop of a node: probes, the status socket, signals.
+//! Event loop of a node: probes, the table socket, signals.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
 use crate::watchdog::Watchdog;
 
-/// Interval at which the table is published even if it has not changed.
+/// Interval at which the table is published even if it is unchanged.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval between checks for the end of the last flow.
+/// Interval between checks whether the last flow has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
-/// Size of the receive buffer, longer than any message.
+/// Size of the receive buffer in bytes, more than the length of any message.
 const MAX_MESSAGE: usize = 2_048;
 
 struct Service<'a> {
@@ -34,15 +34,15 @@ struct Service<'a> {
     config: Config,
     node: Node,
     socket: UdpSocket,
-    /// Proxy for the flows that pass this node.
+    /// Proxy for the flows that are routed over this node.
     flows: Option<ProxyThread>,
     /// Version of the last published table.
     published: u64,
 }
 
-/// Runs a node until a signal ends it.
+/// Runs a node until a signal terminates it.
 pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
-    // Clients of the table hold a descriptor each.
+    // Each client of the table socket needs a descriptor.
     raise_fd_limit();
     let (runtime, signals) = Signals::register()?.into_parts();
     let node = Node::new(config.node.clone(), entropy(), now())?;
@@ -111,13 +111,13 @@ impl Service<'_> {
         self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
     }
 
-    /// Age of the oldest heartbeat of the loops that carry flows through this node.
+    /// Age of the oldest heartbeat of the proxy's event loops.
     fn age(&self) -> Duration {
         self.flows.as_ref().map(|flows| flows.engine.handle.age()).unwrap_or_default()
     }
 
-    /// Stops accepting flows through this node; existing ones may finish. Returns true from the
-    /// second call on, in which case the service must end at once.
+    /// Stops accepting flows; existing flows may finish. Returns false at the first call. Returns
+    /// true at further calls, upon which the service must end immediately.
     fn begin_drain(&self, draining: &mut bool) -> bool {
         if let Some(flows) = &self.flows {
             flows.engine.handle.drain();
@@ -128,7 +128,7 @@ impl Service<'_> {
     fn transmit(&mut self) {
         while let Some((peer, datagram)) = self.node.poll_transmit() {
             let Some(to) = self.config.endpoints.get(peer) else { continue };
-            // A probe that cannot be sent gets no answer, and so counts as lost.
+            // A probe that cannot be sent is not answered, and so counts as lost.
             if let Err(error) = self.socket.try_send_to(&datagram, *to) {
                 debug!("cannot send a probe to {to}: {error}");
             }
@@ -145,7 +145,7 @@ impl Service<'_> {
         Table { states: self.node.states(now()), ..self.node.table() }
     }
 
-    /// Reopens the access log of the flows that pass this node.
+    /// Reopens the proxy's access log.
     fn reopen_log(&self) {
         self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }
@@ -159,7 +159,7 @@ impl Service<'_> {
         notify(Phase::Ready);
     }
 
-    /// Reloads the config. After an error nothing has changed.
+    /// Reloads the config. After an error, the config is unchanged.
     fn reload(&mut self) -> Result<()> {
         let new = Config::load(self.path, self.registry)?;
         let same = |what: &str, same: bool| match same {

@@ -1,5 +1,5 @@
-//! Socket on which a node publishes its table: once to each client, and again at each change to
-//! clients that have requested to follow.
+//! Socket on which a node publishes its table: once to each client, and at each update to clients
+//! that have sent [`FOLLOW`].
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use crate::overlay_table::FOLLOW;
 use crate::status_socket;
 
-/// Time within which a client must send its request, and read a table.
+/// Time within which a client must send its request, and within which it must read a table.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_CLIENTS: usize = 1_024;
-/// Maximum number of clients of one user, so that no user keeps out all others.
+/// Maximum number of clients of one user, so that no user can occupy all of [`MAX_CLIENTS`].
 const MAX_PER_USER: usize = 256;
 
 /// Socket of a node, and the table that it publishes.
@@ -33,7 +33,7 @@ pub struct TableSocket {
 
 impl TableSocket {
     /// Opens the socket at `path`. All users of this machine may read it, because the table is not
-    /// secret. Errors: another process answers at `path`, or the socket cannot be created.
+    /// secret. Errors: another process serves a socket at `path`, or the socket cannot be created.
     pub fn open(path: &Path) -> Result<TableSocket> {
         let (listener, name) = status_socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
@@ -52,7 +52,7 @@ impl TableSocket {
     pub async fn serve(&self) {
         loop {
             let client = status_socket::accept(&self.listener).await;
-            // With too many clients, the new one is dropped.
+            // If there are too many clients, the new client is dropped.
             if let Some(permits) = self.admit(&client) {
                 let lines = self.line.subscribe();
                 tokio::spawn(async move {
@@ -63,7 +63,8 @@ impl TableSocket {
         }
     }
 
-    /// Permits of a new client; `None` if there are too many of its user, or of all.
+    /// Takes the permits of a new client; `None` if its user, or all users together, have too many
+    /// clients.
     fn admit(&self, client: &UnixStream) -> Option<Permits> {
         let user = client.peer_cred().ok()?.uid();
         let is_trusted = user == 0 || user == rustix::process::getuid().as_raw();
@@ -79,11 +80,11 @@ impl TableSocket {
     }
 }
 
-/// Permits of a client: one of those of its user (`None` for root and the node's own user), and one
-/// of those of all clients.
+/// Permits of a client: one of its user's (`None` for root and the node's own user), and one of
+/// those for all clients.
 type Permits = (Option<OwnedSemaphorePermit>, OwnedSemaphorePermit);
 
-/// Serves one client, until it closes the connection or is too slow.
+/// Serves one client until the client closes the connection or is too slow.
 async fn serve_client(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) {
     let mut request = [0; FOLLOW.len()];
     let line = lines.borrow_and_update().clone();
