@@ -1,4 +1,4 @@
-//! Captures of traffic, as tcpdump and Wireshark write them.
+//! Captures of traffic, in the formats of tcpdump and Wireshark.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,7 +12,7 @@ use super::packet::Packet;
 
 /// Maximum length of a block in bytes.
 const BUFFER: usize = 1 << 20;
-/// Maximum number of packets of a capture; 100 bytes are kept of each.
+/// Maximum number of packets of a capture; about 100 bytes of memory are used for each packet.
 pub const MAX_PACKETS: usize = 20_000_000;
 
 /// Content of a capture.
@@ -20,17 +20,17 @@ pub const MAX_PACKETS: usize = 20_000_000;
 pub struct Capture {
     /// IP packets in order of time.
     pub packets: Vec<Packet>,
-    /// Number of packets that are not IP, or have too few captured bytes.
+    /// Number of packets that are not IP, or of which too few bytes were captured.
     others: usize,
-    /// True if the file has more packets than are read.
+    /// True if the file has more packets than [`MAX_PACKETS`].
     is_cut: bool,
 }
 
 impl Capture {
-    /// Summary in one line.
+    /// Summary of the capture in one line.
     pub fn summary(&self) -> String {
         let cut = if self.is_cut { "; the rest of the file was not read" } else { "" };
-        format!("{} IP packets, {} others{cut}", self.packets.len(), self.others)
+        format!("{} IP packets, {} other packets{cut}", self.packets.len(), self.others)
     }
 }
 
@@ -43,7 +43,7 @@ struct Interface {
     offset: i64,
 }
 
-/// Reads a capture. Fails if the file cannot be read, or is not a capture.
+/// Reads a capture. Errors: the file cannot be read, or is not a capture.
 pub fn read(path: &Path) -> Result<Capture> {
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     parse(file, path)
@@ -86,7 +86,7 @@ fn parse(content: impl Read + Send, path: &Path) -> Result<Capture> {
     Ok(capture)
 }
 
-/// Kind of an error, without the bytes that could not be parsed.
+/// Description of an error, without the bytes that could not be parsed.
 fn fault(error: &PcapError<&[u8]>) -> String {
     match error {
         PcapError::BufferTooSmall => format!("a block longer than {} MiB", BUFFER >> 20),
@@ -113,7 +113,7 @@ fn take(
             let at = u64::from(packet.ts_sec) * of.resolution + u64::from(packet.ts_usec);
             add(capture, of, at, packet.data, packet.origlen as usize);
         }
-        // A new section has interfaces of its own.
+        // A new section has its own interfaces.
         PcapBlockOwned::NG(Block::SectionHeader(_)) => interfaces.clear(),
         PcapBlockOwned::NG(Block::InterfaceDescription(header)) => {
             interfaces.push(Interface {
@@ -175,7 +175,7 @@ fn add(capture: &mut Capture, of: Interface, at: u64, data: &[u8], original: usi
     }
 }
 
-/// IP packet behind the link-layer header.
+/// IP packet after the link-layer header; `None` if `data` is not an IP packet.
 fn payload(link: Linktype, data: &[u8]) -> Option<&[u8]> {
     match link {
         Linktype::ETHERNET => {
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vlan_tags_and_headers_of_links_are_passed_over() {
+    fn vlan_tags_and_link_layer_headers_are_skipped() {
         let ip = [0x45, 0, 0, 20];
         let ethernet = |kinds: &[u8]| [&[0; 12][..], kinds, &ip].concat();
         for (link, data) in [
@@ -221,7 +221,7 @@ mod tests {
         assert!(resolution(0xff).is_err());
     }
 
-    /// Error about a section whose first packet is in a block of this length.
+    /// Returns the error for a section whose first packet is in a block of this length.
     fn damaged(length: u32) -> String {
         let words = [0x0a0d_0d0a, 28, 0x1a2b_3c4d, 1, u32::MAX, u32::MAX, 28, 6, length];
         let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();

@@ -1,4 +1,5 @@
-//! Results computed from the fates of packets: losses, bursts, and what codes would have achieved.
+//! Results computed from the fates of packets: losses, bursts, and the recoveries that codes would
+//! have achieved.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,10 +24,10 @@ pub struct Path {
 /// Results for all paths.
 #[derive(Clone, Debug, Serialize)]
 pub struct Findings {
-    /// Round-trip time of flows, as given, measured or assumed, in milliseconds.
+    /// Round-trip time of flows in milliseconds: given, measured or assumed.
     rtt_ms: f64,
-    /// True if losses in full queues are distinguished from random ones, which requires captures of
-    /// both ends.
+    /// True if losses in full queues are distinguished from random losses, which requires captures
+    /// of both ends.
     congestion_is_known: bool,
     paths: Vec<Finding>,
 }
@@ -38,14 +39,14 @@ struct Finding {
     seconds: f64,
     lost_by_chance: u64,
     lost_in_full_queues: u64,
-    /// Bursts of random losses by size: pairs of maximum length and number. 512 stands for
-    /// all lengths above 256.
+    /// Bursts of random losses by length: pairs of the maximum length and the number of bursts. A
+    /// maximum of 512 represents all lengths above 256.
     bursts: Vec<(u64, u64)>,
     trials: Vec<TrialStatus>,
 }
 
 impl Findings {
-    /// Computes the results for `paths`, over a link of round-trip time `rtt`.
+    /// Computes the results for `paths` over a link with the round-trip time `rtt`.
     pub fn new(paths: &[Path], rtt: Duration, congestion_is_known: bool) -> Findings {
         let rtt_ms = rtt.as_secs_f64() * 1e3;
         let paths = paths.iter().map(|path| Finding::new(path, rtt)).collect();
@@ -87,7 +88,7 @@ impl Finding {
     }
 }
 
-/// Lengths of the bursts that are counted with this maximum length.
+/// Text for the lengths of the bursts that are counted with this maximum length.
 fn lengths(longest: u64) -> String {
     let bucket = bucket(longest);
     let shorter = bucket.checked_sub(1).map_or(0, |before| length(before) as u64);

@@ -1,5 +1,5 @@
-//! `viaduct observe`: state of a link according to captures of its traffic, and what codes would
-//! have achieved.
+//! `viaduct observe`: losses of a link according to captures of its traffic, and the recoveries
+//! that codes would have achieved.
 //!
 //! ```text
 //!   FILE FILE ─▶ capture ─▶ packet ─▶ sizes ─▶ pair   ─┐
@@ -25,13 +25,15 @@ use finding::{Findings, Path};
 /// Options of `viaduct observe`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ObserveArgs {
-    /// Capture (pcap or pcapng) of the link's traffic; or two, one of each end, this end's first
+    /// Capture (pcap or pcapng) of the link's traffic; or two captures, this end's first and then
+    /// the other end's
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Addresses at this end, required if hop limits do not show which packets left here
+    /// Addresses at this end, required if hop limits do not show which packets were sent from this
+    /// end
     #[arg(long, value_name = "PREFIX", value_parser = crate::value_parser::prefix)]
     near: Vec<IpNet>,
-    /// Round-trip time of the link; if not given, the one that the captures show
+    /// Round-trip time of the link [default: measured from the captures]
     #[arg(long, value_name = "TIME", value_parser = crate::value_parser::wait)]
     rtt: Option<Duration>,
     /// Print the results as one JSON object
@@ -42,7 +44,7 @@ pub struct ObserveArgs {
 /// Round-trip time that is assumed if the captures do not show it.
 const USUAL_RTT: Duration = Duration::from_millis(100);
 
-/// Reads the captures and prints what they show. Fails if a file is not a capture or has too many
+/// Reads the captures, and prints the results. Errors: a file is not a capture or has too many
 /// segments, or there is nothing to compare.
 pub fn run(args: &ObserveArgs) -> Result<()> {
     let mut captures = Vec::new();

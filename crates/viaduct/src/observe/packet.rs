@@ -1,4 +1,4 @@
-//! Captured packets, reduced to the data that is needed later.
+//! Captured packets, reduced to the data that the analysis needs.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use viaduct_proto::wire::ip::{self, Header};
 use viaduct_proto::wire::transport::{self, Segment, UDP};
 
-/// Number of bytes of a payload that identify it.
+/// Number of bytes at the start of a payload that identify the payload.
 const PAYLOAD_PREFIX: usize = 64;
 const TCP_CHECKSUM: std::ops::Range<usize> = 16..18;
 const UDP_CHECKSUM: std::ops::Range<usize> = 6..8;
@@ -41,7 +41,7 @@ pub struct Packet {
     /// Hash that identifies the packet. For a TCP segment with data, the hash does not cover the
     /// data.
     pub key: u64,
-    /// Sequence number and length of the data; `None` if the packet is no TCP segment with data.
+    /// Sequence number and length of the data; `None` if the packet is not a TCP segment with data.
     pub data: Option<Data>,
     pub is_syn: bool,
     /// MSS in a SYN.
@@ -70,12 +70,12 @@ impl Data {
 }
 
 impl Packet {
-    /// Parses `bytes`, the captured beginning of an IP packet; `None` if they are not an IP packet,
-    /// or too few. A TCP segment that a host passes to its interface for segmentation may have the
+    /// Parses `bytes`, the captured start of an IP packet; `None` if they are too few, or not an IP
+    /// packet. A TCP segment that a host passes to its interface for segmentation may have the
     /// length 0 in its header: `length` is then used instead.
     pub fn parse(at: Duration, bytes: &[u8], length: usize) -> Option<Packet> {
-        // Packets that were truncated when captured, or have a length of 0, are padded: the parser
-        // requires whole packets, but only headers are examined.
+        // Packets that were truncated by the capture, or have a length of 0, are padded: the parser
+        // requires complete packets, but only headers are examined.
         let mut whole = bytes.to_vec();
         let declared = declared_length(bytes)?;
         let total = if declared == 0 { length } else { declared };
@@ -99,8 +99,8 @@ impl Packet {
             Some(of) if of.data > 0 => timestamp(payload).hash(&mut hasher),
             Some(_) => hash_without(payload, TCP_CHECKSUM, header_of_tcp(payload), &mut hasher),
             None => {
-                // Includes IPv4's identification and fragment offset: fragments, and packets of
-                // other protocols, have no TCP sequence number.
+                // The hash includes IPv4's identification and fragment offset, because fragments,
+                // and packets of other protocols, have no TCP sequence number.
                 bytes.get(4..8).filter(|_| bytes[0] >> 4 == 4).hash(&mut hasher);
                 let skipped = if header.protocol == UDP { UDP_CHECKSUM } else { 0..0 };
                 hash_without(payload, skipped, PAYLOAD_PREFIX, &mut hasher);
@@ -109,7 +109,7 @@ impl Packet {
         }
         let is_syn = segment.is_some_and(|of| of.is_syn());
         let data = segment.filter(|of| of.data > 0).map(|of| Data {
-            // A SYN takes one sequence number, before its data (TCP Fast Open).
+            // A SYN occupies one sequence number, before its data (TCP Fast Open).
             sequence: of.sequence.wrapping_add(u32::from(is_syn)),
             length: of.data,
             has_timestamps: timestamp(payload).is_some(),
@@ -125,7 +125,7 @@ impl Packet {
         })
     }
 
-    /// Hashes that identify the packets into which this one is split on a link whose segments
+    /// Hashes that identify the packets into which this packet is split on a link whose segments
     /// have `size` bytes of data, at least one.
     pub fn keys(&self, size: u32) -> impl Iterator<Item = u64> {
         let key = self.key;
@@ -210,7 +210,8 @@ pub(super) mod tests {
     const SYN: u8 = 2;
     const ACK: u8 = 0x10;
 
-    /// Segment from host 1 to host 2, or back, of `data` bytes from `sequence` on, with timestamps.
+    /// Segment from host 1 to host 2, or back, with `data` bytes starting at `sequence`, and with
+    /// timestamps.
     pub(in crate::observe) fn segment(
         millis: u64,
         back: bool,
@@ -223,7 +224,7 @@ pub(super) mod tests {
         tcp(millis, back, sequence, (ACK, &options), data, ttl)
     }
 
-    /// Segment from host 1 to host 2 of `data` bytes from `sequence` on, without options.
+    /// Segment from host 1 to host 2 with `data` bytes starting at `sequence`, without options.
     pub(in crate::observe) fn plain(millis: u64, sequence: u32, data: usize, ttl: u8) -> Packet {
         tcp(millis, false, sequence, (ACK, &[]), data, ttl)
     }
@@ -258,13 +259,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_an_interface_cuts_up_is_the_same_as_its_pieces() {
+    fn a_large_segment_has_the_keys_of_the_segments_into_which_it_is_split() {
         let whole = segment(5, false, 1_000, 3_000, 64);
         let pieces = [0, 1, 2].map(|n| segment(5, false, 1_000 + 1_000 * n, 1_000, 62));
         let of: Vec<u64> = pieces.iter().flat_map(|piece| piece.keys(1_000)).collect();
         assert_eq!(whole.keys(1_000).collect::<Vec<_>>(), of);
         let again = segment(9, false, 1_000, 1_000, 64);
-        assert_ne!(again.keys(1_000).next(), Some(of[0]), "sent again it has another timestamp");
+        assert_ne!(again.keys(1_000).next(), Some(of[0]), "a retransmission has another timestamp");
     }
 
     #[test]

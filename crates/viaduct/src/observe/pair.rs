@@ -1,4 +1,4 @@
-//! Comparison of captures of both ends of a link: packets that left at one end and did not
+//! Comparison of captures of both ends of a link: packets that were sent from one end, but did not
 //! arrive at the other.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -16,15 +16,15 @@ use super::finding::Path;
 use super::packet::Packet;
 use super::sizes::Sizes;
 
-/// Number of packets that are judged together, as in a manifest.
+/// Number of packets that are classified together, as in a manifest.
 const CHUNK: usize = 64;
-/// Time of the first packet on the computed clock. It is above 0, because the captures' clocks
-/// may differ.
+/// Time of the first packet on the computed clock. The margin above 0 is for differences between
+/// the captures' clocks.
 const CLOCK_MARGIN: Duration = Duration::from_secs(1);
 
 /// Comparison of two captures.
 pub struct Pair {
-    /// Packets as they cross the link: those that the near end has captured, then the others.
+    /// Packets as they cross the link: first those that the near end has captured, then the others.
     pieces: Vec<Piece>,
     /// Source addresses at the near end.
     from_near: HashSet<IpAddr>,
@@ -44,8 +44,8 @@ struct Piece {
 }
 
 impl Pair {
-    /// Compares two captures. `prefixes` are the addresses at the near end, needed if hop limits do
-    /// not show which addresses these are. Errors: a capture has too many segments.
+    /// Compares two captures. `prefixes` are the addresses at the near end, required if hop limits
+    /// do not show them. Errors: a capture has too many segments.
     pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Result<Pair> {
         let sizes = Sizes::new(&[near, far]);
         sizes.check(near)?;
@@ -70,7 +70,8 @@ impl Pair {
                 pieces.push(Piece { source, near: Some(packet.at), far });
             }
         }
-        // The remaining packets left the far end, and were lost on their way to the near end.
+        // The remaining packets were sent from the far end, and were lost on their way to the near
+        // end.
         for packet in far {
             for key in packet.keys(sizes.of(packet)) {
                 let Some(left) = open.get_mut(&key) else { continue };
@@ -94,12 +95,12 @@ impl Pair {
         Ok(Pair { pieces, from_near, ends_known, matched })
     }
 
-    /// Both paths, and the round-trip time of the link. Errors: the captures do not show which
-    /// packets left at which end.
+    /// Returns both paths, and the round-trip time of the link. Errors: the captures do not show
+    /// from which end each packet was sent.
     pub fn paths(&self) -> Result<(Vec<Path>, Option<Duration>)> {
         ensure!(
             self.ends_known,
-            "hop limits do not show which packets left at this end: give this end's addresses, \
+            "hop limits do not show which packets were sent from this end: give its addresses, \
              such as --near 10.1.0.0/16"
         );
         let (out, there) = self.path(true);
@@ -110,8 +111,8 @@ impl Pair {
         Ok((vec![out, back], rtt))
     }
 
-    /// Path in one direction, and its minimum delay in nanoseconds, which includes the offset of
-    /// the clocks.
+    /// Returns the path in one direction, and its minimum delay in nanoseconds, which includes the
+    /// offset of the clocks.
     fn path(&self, from_near: bool) -> (Path, Option<i128>) {
         let of = |piece: &Piece| {
             let (sent, came) =
@@ -120,8 +121,8 @@ impl Pair {
         };
         let mut crossed: Vec<_> = self.pieces.iter().filter_map(of).collect();
         crossed.sort_by_key(|(sent, _)| *sent);
-        // Packets before the first and after the last one that arrived are ignored: the other
-        // capture may not have run at that time.
+        // Packets before the first arrival and after the last one are ignored: the other capture
+        // may not have been running at that time.
         let first = crossed.iter().position(|(_, came)| came.is_some()).unwrap_or(crossed.len());
         let last = crossed.iter().rposition(|(_, came)| came.is_some()).map_or(0, |at| at + 1);
         let crossed = crossed.get(first..last).unwrap_or_default();
@@ -134,7 +135,8 @@ impl Pair {
     }
 }
 
-/// Fates of packets. Missing ones are judged by the queueing delay of their neighbours.
+/// Returns the fates of packets. The queueing delay of neighbouring packets classifies the missing
+/// ones.
 fn fates(crossed: &[(Duration, Option<Duration>)]) -> Vec<(Instant, Fate)> {
     let Some(&(begun, _)) = crossed.first() else { return Vec::new() };
     let arrived = crossed.iter().filter_map(|(_, came)| *came).min().unwrap_or(begun);
@@ -182,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_left_and_did_not_come_was_lost_either_way() {
+    fn packets_that_were_sent_and_did_not_arrive_were_lost_in_both_directions() {
         let sent = |n: u64, back: bool| segment(10 * n, back, 1_000 * n as u32, 1_000, 64);
         let came = |n: u64, back: bool| Packet {
             // The other clock is an hour ahead, and the one-way delay is 50 ms.
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn where_hop_limits_are_equal_the_near_end_has_to_be_named() {
+    fn with_equal_hop_limits_the_near_end_must_be_given() {
         let packets: Vec<Packet> = (0..9).map(|n| segment(n, false, n as u32, 9, 64)).collect();
         let pair = Pair::new(&packets, &packets, &[]).unwrap();
         assert!(pair.paths().unwrap_err().to_string().contains("--near"));
@@ -219,7 +221,7 @@ mod tests {
         let split = (0..6u64).map(|n| plain(50 + n, 1_000 + 1_460 * n as u32, 1_460, 62));
         let near: Vec<Packet> = std::iter::once(syn(0, 999, 64)).chain(merged).collect();
         let far: Vec<Packet> = std::iter::once(syn(50, 999, 62)).chain(split).collect();
-        // With the SYN, and without it.
+        // The SYN is captured, or is missing.
         for (skipped, packets) in [(0, 7), (1, 6)] {
             let pair = Pair::new(&near[skipped..], &far[skipped..], &[]).unwrap();
             let (paths, _) = pair.paths().unwrap();

@@ -1,7 +1,8 @@
-//! Analysis of one capture: losses before and after the point of capture, as TCP shows them.
+//! Analysis of one capture: losses before and after the point of capture, according to TCP's
+//! sequence numbers.
 //!
 //! A gap in the sequence numbers that is filled later shows a loss before the point of capture.
-//! Data that is seen twice shows a loss after it.
+//! Data that is captured twice shows a loss after that point.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -16,12 +17,12 @@ use super::packet::{Data, Ends, Packet};
 use super::sizes::{MAX_SEGMENTS, Sizes};
 use crate::status::numbers::thousands;
 
-/// Time within which the data that fills a gap counts as reordered, and not as lost.
+/// Time within which data that fills a gap counts as reordered, not as lost.
 const REORDERED: Duration = Duration::from_millis(8);
-/// Time within which data that is seen again counts as captured twice, and not as sent twice.
+/// Time within which repeated data counts as captured twice, not as sent twice.
 const CAPTURED_TWICE: Duration = Duration::from_millis(1);
-/// Maximum distance from the highest sequence number, in segments: 47 MB of full-sized ones, more
-/// than most windows. Data farther away belongs to another connection with the same ports.
+/// Maximum distance from the highest sequence number, in segments: 47 MB of full-sized segments,
+/// more than most windows. Data farther away belongs to another connection with the same ports.
 const MAX_JUMP: u64 = 1 << 15;
 /// Maximum number of reported paths; those with the most packets are reported.
 const MAX_PATHS: usize = 8;
@@ -29,24 +30,25 @@ const MAX_PATHS: usize = 8;
 /// State of one direction of a connection.
 #[derive(Default)]
 struct Flow {
-    /// Sequence number after the highest byte seen, relative to `first`.
+    /// Sequence number after the highest byte so far, relative to `first`.
     next: u64,
-    /// Sequence number of the first byte seen.
+    /// Sequence number of the first byte.
     first: u32,
     /// Length of the longest segment so far.
     longest: u64,
-    /// Index of the event of each segment of data, and the time at which it was last captured, by
-    /// the start of the segment. For a segment in a gap, the time at which the gap was seen.
+    /// Index of the event of each segment of data, and the time at which the segment was last
+    /// captured, by the start of the segment. For a segment in a gap, the time is that of the gap's
+    /// detection.
     seen: BTreeMap<u64, (usize, Duration)>,
-    /// End of each gap in the sequence numbers, or of what is left of it, by its start.
+    /// End of each gap in the sequence numbers, or of the unfilled parts of a gap, by the start.
     gaps: BTreeMap<u64, u64>,
 }
 
-/// Time and fate of a packet that was captured or skipped.
+/// Time and fate of a packet that was captured, or skipped in a gap.
 type Event = (Duration, Fate);
 
-/// Paths in a capture, and the round-trip time if it can be measured. Errors: the capture has too
-/// many segments.
+/// Returns the paths in a capture, and the round-trip time if it can be measured. Errors: the
+/// capture has too many segments.
 pub fn paths(packets: &[Packet]) -> Result<(Vec<Path>, Option<Duration>)> {
     let mut all: Vec<_> = events(packets, MAX_SEGMENTS)?.into_iter().collect();
     all.sort_unstable_by_key(|(hosts, events)| (std::cmp::Reverse(events.len()), *hosts));
@@ -60,7 +62,7 @@ pub fn paths(packets: &[Packet]) -> Result<(Vec<Path>, Option<Duration>)> {
     Ok((all.into_iter().map(path).collect(), rtt(packets)))
 }
 
-/// Events between each two hosts. Fails if there are more than `max`.
+/// Returns the events between each two hosts. Errors: there are more than `max` events.
 fn events(packets: &[Packet], max: usize) -> Result<HashMap<(IpAddr, IpAddr), Vec<Event>>> {
     let mut flows: HashMap<Ends, Flow> = HashMap::new();
     let mut paths: HashMap<(IpAddr, IpAddr), Vec<Event>> = HashMap::new();
@@ -102,7 +104,7 @@ impl Flow {
     fn take(&mut self, at: Duration, data: Data, events: &mut Vec<Event>) {
         let length = u64::from(data.length);
         self.longest = self.longest.max(length);
-        // Unwrapped sequence number: the one that is nearest to `next`.
+        // The 32-bit sequence number is unwrapped to the value nearest to `next`.
         let distance = data.sequence.wrapping_sub(self.first).wrapping_sub(self.next as u32);
         let mut distance = i64::from(distance.cast_signed());
         if distance.unsigned_abs() > MAX_JUMP * self.longest {
@@ -130,7 +132,7 @@ impl Flow {
         self.next = end;
     }
 
-    /// Handles data below the highest sequence number: it fills gaps, or is seen a second time.
+    /// Handles data below the highest sequence number, which fills gaps or repeats earlier data.
     /// The fate of a segment depends on the data that contains its first byte.
     fn retransmission(&mut self, at: Duration, begin: u64, end: u64, events: &mut [Event]) {
         for (first, (event, seen)) in self.seen.range_mut(begin..end) {
@@ -159,7 +161,7 @@ impl Flow {
         }
     }
 
-    /// Ends the flow. Data that was never seen has taken another path, or is missing from the
+    /// Ends the flow. Data that was never captured has taken another path, or is missing from the
     /// capture.
     fn close(&self, events: &mut [Event]) {
         for (begin, end) in &self.gaps {
@@ -174,7 +176,7 @@ impl Flow {
 
 /// Round-trip time: the shortest time between a SYN and its SYN-ACK, or the shortest time between a
 /// SYN-ACK and its ACK, whichever is longer. One of the two hosts may be near the point of capture,
-/// and the other one across the link.
+/// and the other host across the link.
 fn rtt(packets: &[Packet]) -> Option<Duration> {
     let mut opened: HashMap<Ends, Duration> = HashMap::new();
     let mut answered = HashSet::new();
@@ -184,7 +186,7 @@ fn rtt(packets: &[Packet]) -> Option<Duration> {
         let trip = asked.map(|asked| packet.at.saturating_sub(asked));
         if packet.is_syn {
             near.extend(trip);
-            // The first SYN may have been lost: the answer is to the newest one.
+            // The first SYN may have been lost: the answer belongs to the latest SYN.
             opened.insert(packet.ends, packet.at);
         } else if trip.is_some()
             && opened.contains_key(&packet.ends)
@@ -205,7 +207,7 @@ mod tests {
         lost_of(packets).1
     }
 
-    /// Number of fates, and the indexes of the losses.
+    /// Returns the number of fates, and the indexes of the losses.
     fn lost_of(packets: &[Packet]) -> (usize, Vec<usize>) {
         let (paths, _) = paths(packets).unwrap();
         let fates = paths[0].fates.iter().enumerate();
@@ -214,34 +216,34 @@ mod tests {
     }
 
     #[test]
-    fn skipped_numbers_that_come_late_were_lost_before_the_capture() {
+    fn skipped_sequence_numbers_that_arrive_late_were_lost_before_the_capture() {
         let of = |millis, n: u32| {
             segment(millis, false, (u32::MAX - 4_000).wrapping_add(1_000 * n), 1_000, 60)
         };
         let there = (0..20u32).filter(|n| ![5, 6, 12].contains(n));
         let mut packets: Vec<_> = there.map(|n| of(n.into(), n)).collect();
-        // Two segments are out of order by 2 ms; two are sent again after a round trip.
+        // One segment is reordered by 2 ms; two are retransmitted after a round trip.
         packets.insert(13, of(14, 12));
         packets.extend([of(100, 5), of(101, 6)]);
         assert_eq!(lost(&packets), [5, 6]);
     }
 
     #[test]
-    fn segments_of_a_gap_that_come_in_reverse_order_are_not_lost() {
+    fn segments_of_a_gap_that_arrive_in_reverse_order_are_not_lost() {
         let of = |millis, n: u32| segment(millis, false, 7 + 1_000 * n, 1_000, 64);
         let there = (0..20u32).filter(|n| ![5, 6, 7].contains(n));
         let mut packets: Vec<_> = there.map(|n| of(n.into(), n)).collect();
         packets.splice(6..6, [of(9, 7), of(10, 6), of(11, 5)]);
         assert_eq!(lost(&packets), Vec::<usize>::new());
-        // If a segment that was out of order is sent again, it was lost after the point of capture.
+        // If a reordered segment is retransmitted, it was lost after the point of capture.
         packets.push(of(110, 6));
         assert_eq!(lost(&packets), [6]);
     }
 
     #[test]
-    fn repeated_data_was_lost_behind_the_capture() {
+    fn repeated_data_was_lost_after_the_capture() {
         let of = |millis, n: u32| segment(millis, false, 7 + 1_000 * n, 1_000, 64);
-        // Across a short link the data is sent again after a few milliseconds.
+        // On a short link the data is retransmitted after a few milliseconds.
         for (millis, n) in [(110, 3), (23, 19)] {
             let mut packets: Vec<_> = (0..20).map(|n| of(n.into(), n)).collect();
             packets.push(of(millis, n));
@@ -249,7 +251,7 @@ mod tests {
         }
     }
 
-    /// Ten segments of 1,000 bytes from `sequence` on.
+    /// Returns ten segments of 1,000 bytes, starting at `sequence`.
     fn ten(sequence: u32) -> Vec<Packet> {
         (0..10u32).map(|n| segment(n.into(), false, sequence + 1_000 * n, 1_000, 64)).collect()
     }
@@ -282,7 +284,7 @@ mod tests {
             again.at += Duration::from_micros(50);
             [once, again]
         };
-        // One packet is out of order, too.
+        // One packet is also reordered.
         let order = [(0, 0), (1, 2), (5, 1), (6, 3)];
         let packets: Vec<_> = order.into_iter().flat_map(twice).collect();
         assert_eq!(lost_of(&packets), (4, Vec::new()));
@@ -299,14 +301,14 @@ mod tests {
             packets.push(segment(200, false, 7 + 5_000, 1_448, 64));
             assert_eq!(lost_of(&packets), (11, expected), "filled after {millis} ms");
         }
-        // Short segments in a gap that is counted in long ones.
+        // Short segments fill a gap that was counted in long segments.
         let mut packets = vec![segment(0, false, 7, 1_448, 64), segment(1, false, 2_955, 500, 64)];
         packets.extend([0, 1, 2].map(|n| segment(2, false, 1_455 + 500 * n, 500, 64)));
         assert_eq!(lost_of(&packets), (4, Vec::new()));
     }
 
     #[test]
-    fn data_that_is_sent_again_with_new_data_leaves_no_gap() {
+    fn data_that_is_retransmitted_with_new_data_leaves_no_gap() {
         let mut packets = ten(1_000);
         packets.push(segment(10, false, 11_000, 500, 64));
         packets.push(segment(100, false, 11_000, 1_448, 64));
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_never_comes_is_not_lost() {
+    fn data_that_never_arrives_is_not_lost() {
         let mut packets = ten(1_000);
         packets.remove(5);
         assert_eq!(lost_of(&packets), (10, Vec::new()));
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_begins_with_the_newest_syn() {
+    fn the_round_trip_begins_with_the_latest_syn() {
         let answer = |packet: Packet| Packet { ends: packet.ends.back(), ..packet };
         let mut packets = vec![syn(0, 999, 64), syn(1_000, 999, 64), answer(syn(1_100, 4_999, 60))];
         packets.push(segment(1_101, false, 1_000, 0, 64));

@@ -1,4 +1,5 @@
-//! Lengths of TCP segments on the link: interfaces split larger segments, and merge smaller ones.
+//! Lengths of TCP segments on the link: interfaces split large segments (TSO), and merge small ones
+//! (GRO).
 
 use std::collections::HashMap;
 
@@ -9,15 +10,16 @@ use super::packet::{Data, Ends, Packet};
 use crate::status::numbers::thousands;
 
 /// Maximum number of packets of a capture after its TCP segments are split, and of the segments
-/// that it contains or skips. Lengths and sequence numbers of a forged capture may be false.
+/// that the capture contains or skips. Lengths and sequence numbers of a forged capture may be
+/// false.
 pub const MAX_SEGMENTS: usize = 2 * MAX_PACKETS;
 /// Possible MTUs of flows whose SYNs were not captured: Ethernet, jumbo frames, PPPoE, IP in IP,
 /// WireGuard, other tunnels, and the minimum of IPv6.
 const MTUS: [u32; 7] = [1_500, 9_000, 1_492, 1_480, 1_420, 1_400, 1_280];
-/// Minimum of an announced MSS, as in Linux: a forged, lower one would split a segment into
+/// Minimum of an announced MSS, as in Linux: a forged, lower MSS would split a segment into
 /// thousands.
 const MIN_MSS: u32 = 48;
-/// Bytes of timestamps in each segment of a flow that uses them.
+/// Length of the timestamp option, with padding, in each segment of a flow that uses timestamps.
 const TIMESTAMPS_LEN: u32 = 12;
 
 /// Maximum number of bytes of data per segment of each flow on the link, at least one.
@@ -25,9 +27,9 @@ pub struct Sizes(HashMap<Ends, u32>);
 
 /// Captured segments of a flow.
 struct Segments {
-    /// Lowest of the captures' lengths of the longest segment.
+    /// Minimum over the captures of the length of the longest segment.
     lowest: u32,
-    /// Length of the longest one in all captures.
+    /// Length of the longest segment in all captures.
     highest: u32,
     has_timestamps: bool,
 }
@@ -72,7 +74,7 @@ impl Sizes {
         self.0.get(&packet.ends).copied().unwrap_or(u32::MAX)
     }
 
-    /// Fails if the packets of a capture are split into more than [`MAX_SEGMENTS`].
+    /// Checks that the packets of a capture are split into at most [`MAX_SEGMENTS`].
     pub fn check(&self, packets: &[Packet]) -> Result<()> {
         let pieces = |packet: &Packet| {
             packet.data.map_or(1, |data| data.length.div_ceil(self.of(packet)) as usize)
@@ -95,14 +97,14 @@ impl Segments {
         let full = |mtu: u32| mtu - headers - options;
         let limit = match mss {
             Some(mss) => mss.max(MIN_MSS) - options,
-            // The longest segment is a full one, or several full ones that were merged.
+            // The longest segment is a full segment, or several merged full segments.
             None => {
                 let divides = |size: &u32| self.lowest.is_multiple_of(*size);
                 MTUS.into_iter().map(full).find(divides).unwrap_or(full(MTUS[0]))
             }
         };
-        // If one capture has merged segments, the other one may show the size of full ones; if the
-        // segments of the other one are much shorter, none of them is full.
+        // If one capture has merged segments, the other capture may show the size of full segments.
+        // If the segments of the other capture are much shorter, none of them is full.
         if self.highest > limit && self.lowest > limit / 2 { limit.min(self.lowest) } else { limit }
     }
 }
@@ -114,7 +116,7 @@ mod tests {
     use super::super::packet::tests::segment;
     use super::*;
 
-    /// Size that follows from a segment with timestamps in each capture.
+    /// Returns the size that results from one segment with timestamps in each capture.
     fn size(source: &str, captured: &[usize]) -> u32 {
         let source: IpAddr = source.parse().unwrap();
         let packet = |length: &usize| {
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_syn_the_size_is_that_of_a_usual_mtu() {
+    fn without_a_syn_the_size_is_that_of_a_common_mtu() {
         assert_eq!(size("10.1.0.1", &[1_448]), 1_448);
         assert_eq!(size("10.1.0.1", &[14_480 + 312]), 1_448);
         assert_eq!(size("10.1.0.1", &[10 * 1_368]), 1_368, "WireGuard");

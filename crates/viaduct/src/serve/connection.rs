@@ -1,4 +1,4 @@
-//! TCP connection: reads request heads and writes responses.
+//! TCP connection: reads request heads, and writes responses.
 
 use std::fs::File;
 use std::io;
@@ -15,15 +15,15 @@ use super::outgoing::Outgoing;
 use super::tcp::ServerState;
 use crate::access_log::Entry;
 
-/// Timeout of a head, and of silence between two requests.
+/// Timeout of a request head, and of the pause between two requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for which a client's bytes are read after the last response. If the socket were closed with
-/// unread bytes, the kernel would reset the connection, and the response might be lost.
+/// Time for which the client's bytes are read after the last response. If the socket were closed
+/// with unread bytes, the kernel would reset the connection, and the response might be lost.
 const LINGER: Duration = Duration::from_secs(2);
 /// Interval between checks of a lingering connection.
 const LINGER_POLL: Duration = Duration::from_millis(200);
 
-/// Parsed bytes of a client.
+/// Result of parsing a client's bytes.
 enum Parsed {
     /// Request, and the length of its head in bytes.
     Request(Request, usize),
@@ -31,7 +31,7 @@ enum Parsed {
     Refused(Plan),
 }
 
-/// Answers requests, one after the other, until the client or a response ends the connection.
+/// Answers requests one after the other, until the client or a response ends the connection.
 /// Errors: the connection failed, or its client was too slow.
 pub async fn serve_connection(
     stream: &TcpStream,
@@ -165,7 +165,7 @@ async fn send(
     out.write_both(&plan.head, body).await
 }
 
-/// Waits until the client has acknowledged all of the last response. If the socket were closed
+/// Waits until the client has acknowledged the complete last response. If the socket were closed
 /// earlier, the kernel would keep the unsent data for a time that this process cannot limit.
 async fn linger(stream: &TcpStream, out: &mut Outgoing<'_>) -> io::Result<()> {
     out.begin();

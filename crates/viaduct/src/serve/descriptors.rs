@@ -1,7 +1,8 @@
-//! Quotas of descriptors, so that no part of the process uses up the descriptors of another part.
+//! Quotas of descriptors, so that no part of the process can exhaust the descriptors of another
+//! part.
 //!
 //! ```text
-//!   may be open  =  sockets of all kinds | files of Trickles' threads | TCP connections, two each
+//!   limit  =  sockets of all kinds | files of Trickles' threads | TCP connections, two each
 //! ```
 
 use tracing::warn;
@@ -13,7 +14,7 @@ use super::file_cache;
 /// and of the metrics.
 const PROCESS_DESCRIPTORS: u64 = 24;
 const THREAD_DESCRIPTORS: u64 = 16;
-/// Minimum number of open files for each thread: usually enough for one request.
+/// Minimum number of open files for each thread, which is usually sufficient for one request.
 const MIN_FILES: u64 = 8;
 
 /// Quotas of descriptors.
@@ -32,10 +33,8 @@ pub fn divide(threads: u32, connections: u32) -> Quotas {
     let quotas = quotas(most, threads, connections);
     if quotas.connections < connections {
         warn!(
-            "{most} descriptors are allowed, enough for {} connections over TCP at a time and not \
-                for \
-             {connections}: raise the limit (ulimit -n, LimitNOFILE=), or ask for fewer \
-             (--max-connections)",
+            "{most} descriptors are allowed, enough for {} connections over TCP at a time, not for \
+             {connections}: raise the limit (ulimit -n, LimitNOFILE=), or lower --max-connections",
             quotas.connections
         );
     }
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_get_what_they_ask_for_if_there_is_enough_and_each_gets_some() {
+    fn all_quotas_are_as_requested_if_there_are_enough_descriptors_and_none_is_zero() {
         let of = |most, threads, connections| {
             let Quotas { files, connections } = quotas(most, threads, connections);
             (files, connections)

@@ -1,4 +1,4 @@
-//! Files and directory pages for the event loop of TCP, which never blocks on a disk.
+//! Files and directory pages for the event loop of TCP, which never blocks on the disk.
 //!
 //! ```text
 //!   connection ─ find ──▶ thread: Root::lookup ──▶ file, dir ──▶ Pages ──▶ thread: Root::list
@@ -18,10 +18,10 @@ use viaduct_proto::web::{Found, Request};
 use super::files::{Lookup, OutOfDescriptors, Root, Stamp};
 use super::pages::{Lease, Pages};
 
-/// Maximum bytes of a file that are read at once.
+/// Maximum number of bytes of a file that are read at a time.
 pub const CHUNK: usize = 128 << 10;
 const MAX_OPERATIONS: usize = 64;
-/// Maximum number of directories that are listed concurrently.
+/// Maximum number of directories listed concurrently.
 const MAX_LISTINGS: usize = 2;
 
 /// Disk access, shared by the tasks of one event loop.
@@ -42,7 +42,7 @@ pub struct Answer {
     pub found: Found,
     /// The open file, if the object is a file.
     pub file: Option<Arc<File>>,
-    /// Keeps the page counted in the memory of all pages while it is being sent.
+    /// Keeps the page counted in the memory of all pages while the page is being sent.
     _lease: Option<Lease>,
 }
 
@@ -57,8 +57,8 @@ impl Answer {
 }
 
 impl Disk {
-    /// Creates access to `root`. All pages together, including those being sent, use at most about
-    /// `page_memory` bytes.
+    /// Creates access to `root`. All pages together, including those being sent, use about
+    /// `page_memory` bytes at most.
     pub fn new(root: Arc<Root>, page_memory: usize) -> Disk {
         Disk {
             root,
@@ -69,7 +69,7 @@ impl Disk {
         }
     }
 
-    /// The directory pages, with the counters of their memory and of refused requests.
+    /// Directory pages, with the counters of their memory and of refused requests.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
@@ -86,8 +86,8 @@ impl Disk {
         }
     }
 
-    /// Page of a directory: the cached page if it is valid. Otherwise one request makes the page,
-    /// and concurrent requests wait for it.
+    /// Returns the page of a directory: the cached page if it is valid. Otherwise one request
+    /// generates the page, and concurrent requests wait for it.
     async fn page(&self, request: &Request, stamp: Stamp) -> Answer {
         let slot = self.pages.slot(&request.path);
         let mut kept = slot.lock().await;
@@ -95,7 +95,7 @@ impl Disk {
             return Answer::page(page.clone());
         }
         if !self.pages.make_room() {
-            // An outdated page is still served if no new one can be made.
+            // An outdated page is still served if there is no memory for a new one.
             let old = kept.clone().map(Answer::page);
             return old.unwrap_or_else(|| {
                 self.pages.count_refused();
@@ -131,10 +131,10 @@ impl Disk {
         tokio::task::spawn_blocking(operation).await.ok()
     }
 
-    /// Reads up to `most` bytes at `at` and passes them to `write`, which returns the number of
-    /// bytes written. Bytes in the kernel's page cache are read at once, into a buffer that all
-    /// connections share; others are read by another thread. Errors: errors of the file, which may
-    /// end before `at`, and errors of `write`.
+    /// Reads up to `most` bytes at `at`, and passes them to `write`, which returns the number of
+    /// bytes written. Bytes in the kernel's page cache are read immediately, into a buffer that all
+    /// connections share; other bytes are read by another thread. Errors: errors of the file, which
+    /// may end before `at`, and errors of `write`.
     pub async fn read_with(
         &self,
         file: &Arc<File>,
@@ -170,8 +170,8 @@ impl Disk {
     }
 }
 
-/// Returns an error if the file has become shorter. The response's head has promised the former
-/// length, so the connection must end.
+/// Returns an error if nothing was read, because the file has become shorter. The response's head
+/// has announced the former length, so the connection must end.
 fn full(part: &[u8]) -> io::Result<&[u8]> {
     if part.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(part) }
 }

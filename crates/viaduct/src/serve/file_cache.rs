@@ -1,5 +1,5 @@
-//! Cache of open files and directory pages: soft state that saves system calls, and may be dropped
-//! at any time.
+//! Cache of open files and directory pages: soft state that saves system calls, and that may be
+//! dropped at any time.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,17 +15,18 @@ use crate::access_log::{AccessLog, Entry};
 
 /// Maximum number of open files, even if the descriptor limit allows more.
 pub const MAX_FILES: usize = 256;
-/// Interval at which all files are closed, so that deleted files do not occupy the disk. Also the
+/// Interval at which all files are closed, so that deleted files do not occupy disk space; also the
 /// maximum age of a page.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// Time for which the lookup of a path is valid. Changes to the file are detected at each use.
+/// Time for which the lookup of a path is valid. Changes of the file itself are detected at each
+/// use.
 const LOOKUP_TTL: Duration = Duration::from_millis(500);
 /// Maximum number of directories whose pages are cached.
 const MAX_DIRECTORIES: usize = 64;
 /// Maximum total size of cached pages in bytes. A single page may be larger.
 const MAX_PAGE_BYTES: usize = 16 << 20;
 
-/// Path, and whether it denotes a directory.
+/// Path, and whether the request is for a directory.
 type Key = (Vec<Vec<u8>>, bool);
 
 /// Cached files and directory pages, for one thread of Trickles.
@@ -46,8 +47,7 @@ pub struct FileCache {
     entries: Vec<Entry>,
 }
 
-/// Page of a directory, with the times at which it was made and at which its stamp was
-/// last checked.
+/// Page of a directory, with the times of its generation and of the last check of its stamp.
 #[derive(Debug)]
 struct Page {
     listing: Listing,
@@ -59,9 +59,9 @@ struct Page {
 /// Counters of a file cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileCacheStats {
-    /// Lookups of files that were open.
+    /// Number of lookups of files that were already open.
     pub hits: u64,
-    /// Lookups of files that had to be opened.
+    /// Number of lookups of files that had to be opened.
     pub misses: u64,
 }
 
@@ -92,13 +92,14 @@ impl FileCache {
         FileCache { log, ..self }
     }
 
-    /// Sets the client of the next event, and drops log entries of an earlier attempt at it.
+    /// Sets the client of the next event, and drops log entries of an earlier attempt to handle the
+    /// event.
     pub fn set_client(&mut self, client: SocketAddr) {
         self.client = Some(client);
         self.entries.clear();
     }
 
-    /// Writes the log entries made since the client was set.
+    /// Writes the log entries added since the client was set.
     pub fn write_log(&mut self) {
         self.entries.drain(..).for_each(|entry| self.log.write(entry));
     }
@@ -120,7 +121,7 @@ impl FileCache {
     }
 
     /// Closes all files. Pages that were checked recently are kept, so that a client that requests
-    /// many files does not cause pages to be made again.
+    /// many files does not cause pages to be generated again.
     fn close(&mut self) {
         self.pages.retain(|_, page| page.checked_at.elapsed() < LOOKUP_TTL);
         self.open.clear();
@@ -151,8 +152,8 @@ impl FileCache {
             self.stats.hits += 1;
             return (found, at as u64);
         }
-        // The stamp is taken before the directory is read, so that the next check notices a change
-        // in between.
+        // The stamp is read before the directory, so that the next check detects a change in
+        // between.
         let stamp = if request.directory { self.root.stamp(request) } else { None };
         let Ok((found, file)) = self.root.find(request) else {
             self.out_of_descriptors = true;
@@ -167,8 +168,8 @@ impl FileCache {
         }
         let Some(file) = file else { return (found, 0) };
         self.stats.misses += 1;
-        // An older descriptor of the same path stays open, as it may be in use until this event
-        // ends.
+        // An older descriptor of the same path stays open, because it may be in use until this
+        // event ends.
         let at = self.open.len();
         self.by_path.insert(key, at);
         self.open.push((file, now));
@@ -179,7 +180,7 @@ impl FileCache {
     fn page(&mut self, key: &Key, request: &Request, now: Instant) -> Option<Listing> {
         let page = self.pages.get_mut(key)?;
         if now.duration_since(page.checked_at) >= LOOKUP_TTL {
-            // A directory may have changed although its stamp is equal, so a page has a maximum
+            // A directory may have changed although its stamp is unchanged, so pages have a maximum
             // age.
             let lasts = now.duration_since(page.made) < MAX_AGE;
             let stamp = page.stamp.filter(|_| lasts)?;
@@ -240,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_read_once_while_its_page_is_valid_and_few_are_kept() {
+    fn a_directory_is_read_once_while_its_page_is_valid_and_few_pages_are_kept() {
         let at = std::env::temp_dir().join(format!("viaduct-file-cache-{}", std::process::id()));
         (0..=MAX_DIRECTORIES).for_each(|n| fs::create_dir_all(at.join(n.to_string())).unwrap());
         fs::write(at.join("0/old"), "").unwrap();

@@ -1,4 +1,4 @@
-//! Lookup of paths within a directory, never outside it.
+//! Lookup of paths within a directory, never outside the directory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,16 +14,16 @@ use viaduct_proto::web::{Found, Listing, Request};
 const INDEX: &str = "index.html";
 /// The only name with exactly one leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
-/// Maximum mean length of the names in a full listing, in bytes. With longer names, the listing has
-/// fewer names.
+/// Maximum mean length of the names in a full listing, in bytes. If the names are longer, the
+/// listing has fewer names.
 const MEAN_NAME: usize = 128;
 
 /// Error: the lookup failed for lack of descriptors or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfDescriptors;
 
-/// Identity of a directory's content. It changes when an entry is added, removed or renamed, but
-/// only once for several changes within one tick of the kernel's clock.
+/// Identity of a directory's content. The stamp changes when an entry is added, removed or renamed,
+/// but only once for several changes within one tick of the kernel's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -44,28 +44,28 @@ pub struct Root {
 pub enum Lookup {
     /// File with its descriptor, or any other result that needs no directory page.
     Found(Found, Option<File>),
-    /// Directory without an index file, whose page must be made.
+    /// Directory without an index file, whose page must be generated.
     Directory(Stamp),
 }
 
 impl Root {
     /// Opens the directory at `path`. Read permission is needed only for the directory's page.
-    /// Errors: there is no directory at `path`, or openat2 is not allowed.
+    /// Errors: there is no directory at `path`, or openat2 is not permitted.
     pub fn open(path: &Path, max_listed: usize) -> io::Result<Root> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = open(path, flags, Mode::empty())?;
         match beneath(directory.as_fd(), b".", OFlags::PATH) {
             Err(Errno::NOSYS | Errno::PERM) => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "openat2 is refused: systemd does so with RestrictSUIDSGID=, and container engines \
-                 with old filters",
+                "openat2 is refused; possible causes are RestrictSUIDSGID= of systemd, and old \
+                 filters of container engines",
             )),
             Err(error) => Err(error.into()),
             Ok(_) => Ok(Root { directory, max_listed }),
         }
     }
 
-    /// Looks up the path of a request. If there is a file at the path, returns the open file, too.
+    /// Looks up the path of a request. If there is a file at the path, also returns the open file.
     /// Errors: [`OutOfDescriptors`].
     pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), OutOfDescriptors> {
         match self.lookup(request)? {
@@ -77,13 +77,14 @@ impl Root {
         }
     }
 
-    /// Looks up the path of a request without making a directory page, which takes much longer.
+    /// Looks up the path of a request without generating a directory page, which would take much
+    /// longer.
     pub fn lookup(&self, request: &Request) -> Result<Lookup, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Lookup::Found(Found::Nothing, None)) };
         self.inspect(&path, request).or_else(|error| Ok(Lookup::Found(refusal(error)?, None)))
     }
 
-    /// Makes the page of a directory; returns another result if it cannot be listed.
+    /// Generates the page of a directory; returns another result if the directory cannot be listed.
     pub fn list(&self, request: &Request) -> Result<Result<Listing, Found>, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Err(Found::Nothing)) };
         let listed = beneath(self.directory.as_fd(), &path, OFlags::RDONLY | OFlags::DIRECTORY)
@@ -94,8 +95,8 @@ impl Root {
         }
     }
 
-    /// Stamp of the directory at the request's path; `None` if there is no directory, or it has an
-    /// index file.
+    /// Stamp of the directory at the request's path; `None` if there is no directory, or if the
+    /// directory has an index file.
     pub fn stamp(&self, request: &Request) -> Option<Stamp> {
         match self.lookup(request) {
             Ok(Lookup::Directory(stamp)) => Some(stamp),
@@ -120,8 +121,9 @@ impl Root {
         }
     }
 
-    /// Index file of the directory at `path`. A name that is not a regular file (a pipe, a socket,
-    /// a directory, a symbolic link that is broken or points outside) does not count as an index.
+    /// Returns the index file of the directory at `path`. An entry of that name that is not a
+    /// regular file (a pipe, a socket, a directory, a symbolic link that is broken or points
+    /// outside) does not count as an index.
     fn index(&self, path: &[u8]) -> Result<Option<Lookup>, Errno> {
         let index = [path, b"/", INDEX.as_bytes()].concat();
         match self.stat(&index) {
@@ -133,15 +135,15 @@ impl Root {
         }
     }
 
-    /// Returns the attributes of a path. This needs no read permission, does not block on a pipe,
-    /// and does not open a device.
+    /// Returns the attributes of a path. This requires no read permission, does not block on a
+    /// pipe, and does not open a device.
     fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
         fstat(beneath(self.directory.as_fd(), path, OFlags::PATH)?)
     }
 
     fn file(&self, path: &[u8]) -> Result<Lookup, Errno> {
         let opened = beneath(self.directory.as_fd(), path, OFlags::RDONLY)?;
-        // The path may refer to another object by now.
+        // Meanwhile the path may refer to another object.
         if FileType::from_raw_mode(fstat(&opened)?.st_mode) != FileType::RegularFile {
             return Ok(Lookup::Found(Found::Forbidden, None));
         }
@@ -166,7 +168,7 @@ fn refusal(error: Errno) -> Result<Found, OutOfDescriptors> {
     match error {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(OutOfDescriptors),
         Errno::ACCESS | Errno::PERM => Ok(Found::Forbidden),
-        // openat2 returns EAGAIN if a directory was renamed meanwhile.
+        // openat2 returns EAGAIN if a directory was renamed during the lookup.
         Errno::IO | Errno::STALE | Errno::AGAIN => Ok(Found::Unavailable),
         _ => Ok(Found::Nothing),
     }
@@ -204,8 +206,8 @@ fn path(request: &Request) -> Option<Vec<u8>> {
     (!request.path.iter().any(|part| is_hidden(part))).then_some(path)
 }
 
-/// Returns at most `most` names of a directory, of bounded total length, and whether there are
-/// more. The rest is not read, so that the time does not depend on the directory's size.
+/// Returns at most `most` names of a directory, of limited total length, and whether there are more
+/// names. The rest is not read, so that the time does not depend on the directory's size.
 fn names(directory: &OwnedFd, most: usize) -> Result<(Vec<Vec<u8>>, bool), Errno> {
     let (mut names, mut bytes) = (Vec::new(), 0);
     for entry in Dir::read_from(directory)? {
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_is_found_and_nothing_hidden() {
+    fn files_outside_and_hidden_files_are_not_found() {
         let at = std::env::temp_dir().join(format!("viaduct-serve-{}", std::process::id()));
         let within = at.join("within");
         fs::create_dir_all(within.join("a/b")).unwrap();
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_bytes_and_few_of_many_are_listed() {
+    fn names_are_bytes_and_long_listings_are_truncated() {
         let at = std::env::temp_dir().join(format!("viaduct-names-{}", std::process::id()));
         fs::create_dir_all(&at).unwrap();
         fs::write(at.join(OsStr::from_bytes(b"caf\xe9")), "123").unwrap();
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_is_no_regular_file_is_none() {
+    fn an_index_that_is_not_a_regular_file_is_ignored() {
         let at = std::env::temp_dir().join(format!("viaduct-index-{}", std::process::id()));
         for name in ["fifo", "socket", "directory", "nowhere", "out"] {
             fs::create_dir_all(at.join(name)).unwrap();

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`viaduct_proto::web`] determines the responses, which are the same over both transports. Over
-//! Trickles the server keeps no state of a client; over TCP the kernel and a task keep the
+//! Trickles the server keeps no state per client; over TCP the kernel and a task keep the
 //! connection's state.
 
 mod connection;
@@ -60,8 +60,8 @@ use trickles::{PacketFormats, Service, ServiceConfig, WorkerResources};
 /// Options of `viaduct serve`.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// Directory to serve. Files outside it are not served, not even through symbolic links, and
-    /// neither are names that begin with one dot, except .well-known
+    /// Directory to serve. Files outside the directory are not served, not even through symbolic
+    /// links. Names that begin with one dot are not served either, except .well-known
     dir: PathBuf,
     /// Addresses to listen at
     #[arg(
@@ -71,24 +71,24 @@ pub struct ServeArgs {
         value_parser = socket_addr
     )]
     listen: Vec<SocketAddr>,
-    /// Maximum number of concurrent TCP connections; further ones wait [default: 4096]
+    /// Maximum number of concurrent TCP connections; further connections wait [default: 4096]
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_connections: Option<u32>,
     /// Maximum number of concurrent TCP connections from one source (an IPv4 address or an IPv6
-    /// /64); further ones are closed [default: 1024]
+    /// /64); further connections are closed [default: 1024]
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_per_source: Option<u32>,
-    /// Bytes of a response per second that a TCP client must receive, on average over a minute;
-    /// slower connections are reset. 0: no limit [default: 1K]
+    /// Minimum rate at which a TCP client must receive a response, in bytes per second, averaged
+    /// over a minute; slower connections are reset. 0: no limit [default: 1K]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
           value_parser = bytes_a_second)]
     min_rate: Option<u64>,
     #[command(flatten)]
     dead_after: DeadAfter,
-    /// Maximum number of names in a directory page, which states whether there are more [default:
-    /// 10000]
+    /// Maximum number of names in a directory page; a page states whether there are more names
+    /// [default: 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_listed: Option<u32>,
     /// Memory for directory pages, including those being sent; when it is full, requests for other
@@ -100,12 +100,13 @@ pub struct ServeArgs {
     trickles: PacketFormats,
     /// File of the secrets that seal Trickles' continuations, shared by replicas. Each line has a
     /// number (0 to 255) and 64 hexadecimal digits; the first line is for new continuations. The
-    /// file is read again when it changes. Without it, connections end with this process
+    /// file is read again when it changes. Without a file, connections end with this process
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Source of root secrets from which all replicas derive the secrets of Trickles'
-    /// continuations, a new one for each period: a file (viaduct key replicas), or
-    /// etcd://HOST:PORT/KEY with the same content. It is read again when it changes, and on SIGHUP
+    /// continuations, a new secret for each period: a file (viaduct key replicas), or
+    /// etcd://HOST:PORT/KEY with the same content. The source is read again when it changes, and on
+    /// SIGHUP
     #[arg(long, value_name = "FILE|etcd://...", conflicts_with = "key")]
     replicas: Option<Source>,
     /// File of the server's secret key (viaduct key new), shared by replicas: Trickles is encrypted
@@ -116,26 +117,26 @@ pub struct ServeArgs {
     #[arg(long, requires = "identity", conflicts_with = "dead_after")]
     encrypted_only: bool,
     /// Packets of one connection are balanced among several servers: do not compensate for requests
-    /// that this server has not seen, as another one may have answered them
+    /// that this server has not received, because another server may have answered them
     #[arg(long)]
     balanced: bool,
     /// Memory for answered requests of Trickles [default: 16M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     replay: Option<usize>,
-    /// Number of threads for Trickles. The client's port selects the thread for its packets, and
-    /// the threads share --replay evenly. 0: one for each core [default: 1]
+    /// Number of threads for Trickles. A client's port selects the thread for its packets; the
+    /// threads share --replay evenly. 0: one for each core [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=64))]
     workers: Option<u32>,
     /// Maximum length of packets that Trickles sends, 576 to 1500 bytes; lower if an interface or a
     /// router requires it [default: 1500]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..=1500))]
     mtu: Option<u16>,
-    /// Send each packet of Trickles separately, through this machine's output rules. By default
-    /// several packets to one client are sent together, which takes less time but bypasses these
-    /// rules
+    /// Send each packet of Trickles separately, through this machine's firewall rules for output.
+    /// By default several packets to one client are sent together, which takes less time but
+    /// bypasses these rules
     #[arg(long)]
     one_by_one: bool,
-    /// Address at which Prometheus fetches the metrics
+    /// Listen address of the Prometheus metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
@@ -161,7 +162,7 @@ fn bytes_a_second(text: &str) -> Result<u64, String> {
 }
 
 impl ServeArgs {
-    /// Name of an option that is set and applies to Trickles only, if there is one.
+    /// Name of an option that is set and applies only to Trickles, if there is one.
     fn of_trickles(&self) -> Option<&'static str> {
         let given = [
             ("key", self.key.is_some()),
@@ -176,7 +177,7 @@ impl ServeArgs {
     }
 }
 
-/// Serves until a signal ends the process.
+/// Serves until a signal terminates the process.
 pub fn run(args: &ServeArgs) -> Result<()> {
     let (runtime, signals) = Signals::register()?.into_parts();
     let files = Arc::new(root(args)?);
@@ -211,8 +212,8 @@ fn root(args: &ServeArgs) -> Result<Root> {
     root.with_context(|| format!("cannot serve {}", args.dir.display()))
 }
 
-/// Starts the threads of Trickles; `max_files` bounds the open files of each. `None` if Trickles is
-/// off.
+/// Starts the threads of Trickles; `max_files` limits the open files of each thread. `None` if
+/// Trickles is off.
 fn start_trickles(
     args: &ServeArgs,
     threads: u32,
@@ -247,8 +248,8 @@ fn start_trickles(
     Service::start(&config, resources).map(Some)
 }
 
-/// Reads the secrets in a file, and warns if other users can read it. Without a file, generates a
-/// secret, which is lost when this process exits.
+/// Reads the secrets in a file, and warns if other users can read the file. Without a file,
+/// generates a secret, which is lost when this process exits.
 fn secrets(file: Option<&Path>) -> Result<Secrets> {
     let secrets = Secrets::new(file.map(key::accessible).as_deref())?;
     file.inspect(|file| key::warn_if_readable("key", file));
@@ -267,7 +268,7 @@ fn workers(wanted: Option<u32>) -> u32 {
 fn port(args: &ServeArgs) -> ServerSettings {
     let mut listen = args.listen.clone();
     for at in &args.listen {
-        // A TCP socket at [::] accepts IPv4 connections too.
+        // A TCP socket at [::] also accepts IPv4 connections.
         let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), at.port());
         if at.is_ipv6() && at.ip().is_unspecified() && !listen.contains(&v4) {
             listen.push(v4);
@@ -330,7 +331,7 @@ async fn serve(
             }
             _ = signals.hangup.recv() => {
                 log.reopen();
-                // Changed secrets are noticed without a signal, too, but later.
+                // Changed secrets are also detected without a signal, but later.
                 replicas.iter().for_each(|replicas| replicas.reload());
             }
             _ = signals.user1.recv() => log.reopen(),

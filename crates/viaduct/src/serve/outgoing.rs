@@ -1,4 +1,4 @@
-//! Sending half of a connection, with the minimum rate at which its client must receive the bytes.
+//! Sending half of a connection, with a minimum rate at which the client must receive the bytes.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,11 +12,11 @@ use viaduct_sys::socket::tcp::{self, ZeroWindow};
 
 use super::disk::{CHUNK, Disk};
 
-/// Time over which a client's average rate must be at least [`Limits::min_rate`].
+/// Time over which the average rate of a client must be at least [`Limits::min_rate`].
 const RATE_PERIOD: Duration = Duration::from_secs(60);
 /// Maximum interval between checks of a connection that waits for its client.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Minimum interval between these checks.
+/// Minimum interval between checks of a connection that waits for its client.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Limits of a connection.
@@ -24,7 +24,7 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Limits {
     /// Minimum rate at which a client must acknowledge data, in bytes per second; 0: no limit.
     pub min_rate: u64,
-    /// Time after which a peer that acknowledges nothing counts as dead; `None`: the kernel's
+    /// Time after which a peer that sends no acknowledgements counts as dead; `None`: the kernel's
     /// limits.
     pub dead_after: Option<Duration>,
 }
@@ -42,7 +42,7 @@ pub struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// Configures the socket.
+    /// Configures the socket of a connection.
     pub fn new(stream: &'a TcpStream, limits: Limits) -> io::Result<Outgoing<'a>> {
         stream.set_nodelay(true)?;
         limits.dead_after.map_or(Ok(()), |after| tcp::set_dead_after(stream, after))?;
@@ -56,7 +56,7 @@ impl<'a> Outgoing<'a> {
         self.written
     }
 
-    /// Bytes that the client has not acknowledged.
+    /// Number of bytes that the client has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         tcp::sending(self.stream).map_or(0, |sending| sending.held)
     }
@@ -67,14 +67,15 @@ impl<'a> Outgoing<'a> {
         interval.clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL)
     }
 
-    /// Begins a response: the client's rate is measured from now on.
+    /// Begins a response, and restarts the measurement of the client's rate.
     pub fn begin(&mut self) {
         let now = Instant::now();
         self.period = (now, self.written.saturating_sub(self.unacknowledged()));
         self.checked_at = now;
     }
 
-    /// Writes all of `bytes`. Errors: the connection failed, or its client is slow (`TimedOut`).
+    /// Writes all of `bytes`. Errors: the connection failed, or its client is too slow
+    /// (`TimedOut`).
     pub async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.ready().await?;
@@ -85,7 +86,7 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// Writes a head and its body, by one system call as far as the socket has room. Neither is
+    /// Writes a head and its body, with a single system call if the socket has room. Neither is
     /// copied, so a client that does not read costs no additional memory.
     pub async fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         self.ready().await?;
@@ -130,7 +131,7 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Checks the progress of a client that has data to acknowledge. Errors: `TimedOut` if the
-    /// client has acknowledged too little.
+    /// client has acknowledged too few bytes.
     pub fn check_progress(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.duration_since(self.checked_at) < self.check_interval() {
@@ -148,7 +149,7 @@ impl<'a> Outgoing<'a> {
         let acknowledged = self.written.saturating_sub(self.unacknowledged());
         self.period = (now, acknowledged);
         let least = self.limits.min_rate.saturating_mul(time.as_secs());
-        // A FIN counts as an unacknowledged byte, although it was not written.
+        // A FIN counts as an unacknowledged byte, although it is not counted as written.
         if acknowledged.saturating_sub(before) < least {
             return Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow));
         }
@@ -156,7 +157,7 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Number of bytes that were written; 0 if the socket has no room.
+/// Maps the result of a write to the number of bytes written; 0 if the socket has no room.
 fn taken(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
@@ -164,12 +165,12 @@ fn taken(result: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// Error of a connection that is ended because of [`Limits::min_rate`].
+/// Error of a connection that is closed because of [`Limits::min_rate`].
 #[derive(Debug, thiserror::Error)]
 #[error("the client is slower than --min-rate")]
 struct TooSlow;
 
-/// Returns whether a connection was ended because of [`Limits::min_rate`].
+/// Returns whether a connection was closed because of [`Limits::min_rate`].
 pub fn is_too_slow(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<TooSlow>())
 }
@@ -180,7 +181,8 @@ mod tests {
 
     use super::*;
 
-    /// Connection whose client never reads. Virtual time passes while nothing can be written.
+    /// Returns a connection whose client never reads. Virtual time passes while nothing can be
+    /// written.
     async fn stalled(min_rate: u64) -> (TcpStream, TcpStream, Limits) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_takes_less_than_the_least_rate_is_ended() {
+    async fn a_client_that_receives_less_than_the_minimum_rate_is_disconnected() {
         let (_client, server, limits) = stalled(1_000).await;
         let mut out = Outgoing::new(&server, limits).unwrap();
         out.begin();
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_least_rate_a_live_client_lasts() {
+    async fn without_a_minimum_rate_a_live_client_stays_connected() {
         let (_client, server, limits) = stalled(0).await;
         let mut out = Outgoing::new(&server, limits).unwrap();
         out.begin();

@@ -19,16 +19,16 @@ const MAX_AGE: Duration = Duration::from_secs(5);
 /// Maximum number of directories whose pages are cached.
 const MAX_DIRECTORIES: usize = 256;
 
-/// Slot of a directory's page, which is locked while the page is being made.
+/// Slot of a directory's page, which is locked while the page is being generated.
 pub type Slot = Rc<Mutex<Option<Lease>>>;
 
 /// Directory pages by path.
 #[derive(Debug)]
 pub struct Pages {
     slots: RefCell<HashMap<Vec<Vec<u8>>, Slot>>,
-    /// Bytes of all existing pages.
+    /// Size of all existing pages in bytes.
     bytes: Rc<Cell<usize>>,
-    /// Limit of `bytes`: when it is reached, no page is made.
+    /// Limit of `bytes`, at which no further page is generated.
     max_bytes: usize,
     refused: Cell<u64>,
 }
@@ -46,7 +46,8 @@ struct Page {
 }
 
 impl Pages {
-    /// Creates a cache of about `max_bytes` bytes, which pages in the making may exceed.
+    /// Creates a cache of about `max_bytes` bytes. Pages that are being generated may exceed this
+    /// limit.
     pub fn new(max_bytes: usize) -> Pages {
         Pages { slots: RefCell::default(), bytes: Rc::default(), max_bytes, refused: Cell::new(0) }
     }
@@ -75,8 +76,8 @@ impl Pages {
         slots.entry(path.to_vec()).or_default().clone()
     }
 
-    /// Returns whether there is room for another page. If the limit is reached, first evicts pages
-    /// that are not being sent.
+    /// Returns whether there is room for another page. If the limit is reached, pages that are not
+    /// being sent are evicted first.
     pub fn make_room(&self) -> bool {
         if self.bytes.get() >= self.max_bytes {
             evict(&mut self.slots.borrow_mut());
@@ -84,7 +85,7 @@ impl Pages {
         self.bytes.get() < self.max_bytes
     }
 
-    /// Creates and counts the page of a directory with this stamp.
+    /// Counts the page of a directory with this stamp, and returns its lease.
     pub fn lease(&self, listing: Listing, stamp: Stamp) -> Lease {
         self.bytes.set(self.bytes.get() + listing.page().len());
         Lease(Rc::new(Page { listing, stamp, made: Instant::now(), bytes: self.bytes.clone() }))
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_being_sent_count_and_are_not_forgotten() {
+    fn pages_that_are_being_sent_count_and_are_not_evicted() {
         let pages = Pages::new(10_000);
         let stamp = Stamp::default();
         let path = |n: u8| vec![vec![n]];
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn few_directories_are_remembered() {
+    fn a_limited_number_of_directories_is_cached() {
         let pages = Pages::new(1 << 20);
         for n in 0..3 * MAX_DIRECTORIES {
             let page = pages.lease(listing(100), Stamp::default());

@@ -1,5 +1,5 @@
-//! Source of the root secrets: a file, or a key in etcd. From these the replicas of a server derive
-//! the secret of each period.
+//! Source of the root secrets: a file, or a key in etcd. From the root secrets the replicas of a
+//! server derive the secret of each period.
 //!
 //! ```text
 //!   FILE ── when it changes ──┐
@@ -8,7 +8,8 @@
 //!                                       └─▶ copy in the run directory, for a start without etcd
 //! ```
 //!
-//! Requests never wait for the source: while it fails, its last content stays in force.
+//! Requests never wait for the source: while reads of the source fail, its last valid content stays
+//! in force.
 
 use std::cell::RefCell;
 use std::fs;
@@ -62,14 +63,14 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// Secrets of the replicas, which follow their source.
+/// Secrets of the replicas, kept up to date with their source.
 #[derive(Debug)]
 pub struct Replicas {
     source: Source,
     /// Copy of etcd's content.
     copy: PathBuf,
     rotation: SharedRotation,
-    /// Content in force, and the reason why the last read failed, if it did.
+    /// Content in force, and the reason of the last read's failure, if it failed.
     state: RefCell<(String, Option<String>)>,
     /// Modification time and length of the file that was read.
     stamp: RefCell<Option<(SystemTime, u64)>>,
@@ -104,7 +105,7 @@ impl Replicas {
         Ok(Rc::new(replicas))
     }
 
-    /// The secrets, for the threads of Trickles.
+    /// Secrets for the threads of Trickles.
     pub fn rotation(&self) -> SharedRotation {
         self.rotation.clone()
     }
@@ -119,7 +120,7 @@ impl Replicas {
         ReplicasStatus { source: self.source.to_string(), fault: self.state.borrow().1.clone() }
     }
 
-    /// Follows the source until the process ends.
+    /// Keeps the secrets up to date with the source until the process ends.
     pub async fn follow(&self) {
         let interval = match &self.source {
             Source::File(_) => FILE_INTERVAL,
@@ -128,8 +129,8 @@ impl Replicas {
         loop {
             let is_asked = timeout(interval, self.reload.notified()).await.is_ok();
             let stamp = stamp(&self.source);
-            // After a failed read the source is read again even if the file looks unchanged: what
-            // made the read fail, such as permissions, may have changed without a trace in the
+            // After a failed read the file is read again even if its stamp is unchanged: the cause
+            // of the failure, such as the permissions, may have changed without a change of the
             // stamp.
             let has_failed = self.state.borrow().1.is_some();
             let is_due = is_asked || has_failed || stamp != *self.stamp.borrow();
@@ -154,7 +155,7 @@ impl Replicas {
             Err(error) => (present.clone(), Some(format!("{}: {error:#}", self.source))),
         };
         match (&before, &fault) {
-            (None, Some(fault)) => warn!("the present secrets stay in force: {fault}"),
+            (None, Some(fault)) => warn!("the current secrets stay in force: {fault}"),
             (Some(_), None) => info!("{} can be read again", self.source),
             _ => {}
         }
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_is_followed_and_invalid_content_is_not_taken() {
+    async fn a_changed_file_is_read_and_invalid_content_is_ignored() {
         let dir = std::env::temp_dir().join(format!("viaduct-replicas-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let file = dir.join("replicas.toml");
@@ -228,7 +229,7 @@ mod tests {
         assert!(turn().await.is_err());
         assert_eq!((text(), replicas.status().fault), (content(2), None));
         assert!(!dir.join("copy").exists(), "a file needs no copy");
-        // A read that failed is repeated, though the file looks the same afterwards.
+        // A failed read is repeated, even though the file's stamp does not change.
         let later = SystemTime::now() + Duration::from_secs(9);
         let touch = || fs::File::options().append(true).open(&file).unwrap().set_modified(later);
         fs::write(&file, content(3) + "?").unwrap();

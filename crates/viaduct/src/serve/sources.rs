@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_has_its_permits_and_no_more() {
+    fn a_source_gets_at_most_its_number_of_permits() {
         let sources = Sources::new(2);
         let acquire = |client: &str| sources.acquire(client.parse().unwrap());
         let first = [acquire("192.0.2.1"), acquire("::ffff:192.0.2.1")];

@@ -1,4 +1,4 @@
-//! Counters of a file server: as JSON on its status socket, and for Prometheus.
+//! Counters of a file server, as JSON on its status socket and for Prometheus.
 
 use serde::{Deserialize, Serialize};
 use viaduct_proto::time::Instant;
@@ -41,8 +41,8 @@ pub struct ServeStatus {
 pub struct ReplicasStatus {
     /// The file, or the key in etcd.
     pub source: String,
-    /// Reason why its present content cannot be used; the last valid content stays in force. `None`
-    /// without a fault.
+    /// Reason why the current content of the source cannot be used; the last valid content stays in
+    /// force. `None` if the current content is valid.
     pub fault: Option<String>,
 }
 
@@ -98,7 +98,7 @@ pub struct TricklesStatus {
     pub resumed: u64,
     /// Requests from another address or port than the continuation's.
     pub moved: u64,
-    /// Requests whose epoch could not continue, because the secret of its nonces was removed.
+    /// Requests whose epoch could not be continued, because the secret of its nonces was removed.
     #[serde(default)]
     pub renewed: u64,
     /// Requests refused, by reason.
@@ -107,9 +107,9 @@ pub struct TricklesStatus {
     pub replay_bytes: u64,
     /// Time that the replay window covers, in seconds; the shortest of several threads.
     pub replay_seconds: f64,
-    /// Number of times that a slice of the replay window was full before its period ended.
+    /// Number of times that a slice of the replay window was full before the end of its period.
     pub replay_turned_early: u64,
-    /// Lookups of files that were open already.
+    /// Lookups of files that were already open.
     pub file_hits: u64,
     /// Lookups of files that had to be opened.
     pub file_misses: u64,
@@ -199,7 +199,7 @@ impl TricklesStatus {
     }
 }
 
-/// Adds metric families of one sample each: `name kind help value;`.
+/// Adds metric families with one sample each: `name kind help value;`.
 macro_rules! families {
     ($out:ident, $prefix:literal: $($name:literal $kind:ident $help:literal $value:expr;)*) => {
         $(
@@ -244,7 +244,7 @@ impl TricklesStatus {
             "renewed_total" Counter "Requests whose nonces' secret was removed." self.renewed;
             "replay_turned_early_total" Counter "Slices of the replay window that were full early."
                 self.replay_turned_early;
-            "file_hits_total" Counter "Lookups of files that were open already." self.file_hits;
+            "file_hits_total" Counter "Lookups of files that were already open." self.file_hits;
             "file_misses_total" Counter "Lookups of files that had to be opened." self.file_misses;
             "replay_bytes" Gauge "Memory of the replay window." self.replay_bytes;
             "replay_seconds" Gauge "Time that the replay window covers." self.replay_seconds;

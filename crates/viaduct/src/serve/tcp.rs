@@ -7,9 +7,9 @@
 //!                                              disk (threads) ── pages
 //! ```
 //!
-//! All connections share one event loop, which never blocks on a disk and never makes a directory
-//! page. Each connection needs little memory: it stores a request head, but no copy of a file's or
-//! page's bytes.
+//! All connections share one event loop, which never blocks on the disk and never generates a
+//! directory page. Each connection needs little memory: it stores a request head, but no copy of a
+//! file's or page's bytes.
 
 use std::cell::Cell;
 use std::io::ErrorKind;
@@ -64,7 +64,7 @@ pub struct ServerState {
 }
 
 impl ServerState {
-    /// Creates the state for `connections` connections, at most `per_source` from each source.
+    /// Creates the state for at most `connections` connections, and `per_source` from each source.
     pub fn new(
         disk: Disk,
         log: AccessLog,
@@ -94,15 +94,15 @@ impl ServerState {
 }
 
 /// Accepts connections, and serves those that get a permit. A connection is accepted first, and
-/// then waits for its permit: a listener that took a permit before it waits for a connection would
-/// keep the permit from the other listeners.
+/// then waits for its permit: a listener that acquired a permit before it waits for a connection
+/// would withhold the permit from the other listeners.
 pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
     loop {
         let (stream, client) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => {
-                // For example, no descriptor is left. Connections release theirs when they end.
+                // The process may be out of descriptors, which connections release when they end.
                 ACCEPT_FAILURES.warn((), format_args!("cannot accept connections now: {error}"));
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
@@ -131,7 +131,7 @@ async fn run(stream: TcpStream, client: SocketAddr, state: &ServerState) {
         if is_too_slow(&error) {
             state.counts.add(|count| count.slow += 1);
             // The reset frees data that the kernel still keeps for the connection. An error means
-            // that the connection is closed already, so there are no such data.
+            // that the connection is already closed, and that there is no such data.
             let _ = viaduct_sys::socket::tcp::reset_on_close(&stream);
         }
     }

@@ -6,7 +6,7 @@
 //!                                      FileCache: open files
 //! ```
 //!
-//! With several threads, each has a tap, UDP sockets and a replay window of its own. BPF programs
+//! With several threads, each thread has its own tap, UDP sockets and replay window. BPF programs
 //! (`viaduct_sys::capture::filter::Share`) select the thread for a packet by the client's port. A
 //! continuation is valid only from its client's port, so a request that one thread has answered
 //! never reaches another thread. So all threads together answer a continuation at most once.
@@ -32,8 +32,9 @@ use crate::watchdog::Heartbeat;
 /// Interval at which files are evicted, changed secrets are reloaded and the status is updated.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Minimum size of a thread's replay window, in bytes: three of its slices have room for the most
-/// that a batch can record, 64 requests from each of three sockets, with some 2,200 entries each.
+/// Minimum size of a thread's replay window, in bytes: three slices of the window have room for the
+/// maximum that a batch can record, 64 requests from each of three sockets, with about 2,200
+/// entries each.
 const MIN_REPLAY: usize = 1 << 22;
 
 /// Packet formats in which Trickles is served.
@@ -54,7 +55,7 @@ pub enum PacketFormats {
 pub struct ServiceConfig {
     /// Packet formats in which Trickles is served.
     pub formats: PacketFormats,
-    /// Settings of the port. Its `tcp` and `udp` are ignored in favour of `formats`.
+    /// Settings of the port. The fields `tcp` and `udp` are ignored; `formats` replaces them.
     pub port: ServerSettings,
     /// Total size of the replay windows of all threads, in bytes.
     pub replay: usize,
@@ -81,7 +82,7 @@ pub struct Service(Vec<Thread>);
 struct Thread {
     state: Arc<ThreadState>,
     /// Handle of the thread, which returns its listener. The first thread's listener owns the
-    /// rules, and must outlive the others.
+    /// firewall rules, and must outlive the other listeners.
     running: Option<JoinHandle<Listener>>,
 }
 
@@ -109,7 +110,7 @@ impl Service {
     pub fn status(&self) -> TricklesStatus {
         let of =
             |one: &Thread| one.state.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // A thread that has just started has no counters yet.
+        // A thread that has just started has no counters.
         let counted = self.0.iter().map(of).filter(|status| !status.refused.is_empty());
         counted.reduce(TricklesStatus::and).unwrap_or_default()
     }
@@ -164,7 +165,7 @@ impl Drop for Service {
             thread.state.stop.store(true, Ordering::Relaxed);
             thread.state.waker.wake();
         }
-        // A panic of the thread has been logged already.
+        // A panic of the thread has already been logged.
         let ended = |thread: &mut Thread| thread.running.take()?.join().ok();
         let listeners: Vec<Listener> = self.0.iter_mut().filter_map(ended).collect();
         // The first listener owns the rules, so it is dropped last.
@@ -211,8 +212,8 @@ fn answer_batch(listener: &mut Listener, files: &mut FileCache) -> usize {
             reply = respond(endpoint.ring(), &event, files);
         }
         if files.was_out_of_descriptors() {
-            // To the client this is a lost packet, so it asks again later, when descriptors may be
-            // free.
+            // For the client this is a lost packet, so the client retries later, when descriptors
+            // may be free.
             endpoint.drop_event(event);
             return;
         }

@@ -1,4 +1,4 @@
-//! Config of a spray: the file as written, and its meaning.
+//! Config of a spray: the file as written, and the values that result from it.
 
 use std::fmt::{self, Display};
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ const MAX_NAME: usize = 24;
 /// Allowed range of the interval and the timeout of checks.
 const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(600);
 
-/// Meaning of a config.
+/// Validated config.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Name of the service.
@@ -65,7 +65,7 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// First request of a Trickles connection, by UDP.
+    /// First request of a Trickles connection, over UDP.
     #[default]
     Trickles,
     /// TCP connection.
@@ -79,10 +79,10 @@ pub enum Kind {
 pub struct Replica {
     /// Name.
     pub name: String,
-    /// Own addresses, one for each address family in which it gets packets. The first one is
-    /// probed.
+    /// Addresses of the replica itself, one for each address family in which it gets packets. The
+    /// first address is probed.
     pub addresses: Vec<IpAddr>,
-    /// Device that leads to the replica, such as a tunnel; `None` to look it up.
+    /// Device that leads to the replica, such as a tunnel; `None`: found in the routing tables.
     pub device: Option<String>,
     /// Weight. The replica's share of the packets is its weight divided by the sum of all weights.
     pub weight: u32,
@@ -146,7 +146,7 @@ fn one() -> u32 {
 }
 
 impl Config {
-    /// Reads and checks `path`. Errors: a line with the place, the mistake and a correct form.
+    /// Reads and checks `path`. Errors: a line with the position, the mistake and a correct form.
     pub fn load(path: &Path) -> Result<Config> {
         let text =
             text::read(path, MAX_CONFIG).map_err(|what| anyhow!("{}: {what}", path.display()))?;
@@ -191,7 +191,9 @@ fn validate(file: File) -> Result<Config> {
         bail!("ports: the service's ports are expected, such as [80]");
     }
     if spray.interfaces.is_empty() {
-        bail!("interfaces: those at which clients' packets arrive are expected, as [\"eth0\"]");
+        bail!(
+            "interfaces: those at which clients' packets arrive are expected, such as [\"eth0\"]"
+        );
     }
     if !(1..=MAX_REPLICAS).contains(&replica.len()) {
         bail!("{} replicas: 1 to {MAX_REPLICAS} tables [[replica]] are expected", replica.len());
@@ -200,7 +202,7 @@ fn validate(file: File) -> Result<Config> {
     for table in replica {
         name(&table.name)?;
         if replicas.iter().any(|other| other.name == table.name) {
-            bail!("replica {} is there twice", table.name);
+            bail!("replica {} is given twice", table.name);
         }
         let context = format!("replica {}", table.name);
         replicas.push(validate_replica(table, &spray.addresses).context(context)?);
@@ -221,12 +223,15 @@ fn validate(file: File) -> Result<Config> {
 fn validate_replica(table: ReplicaTable, service: &[IpAddr]) -> Result<Replica> {
     let ReplicaTable { name, addresses, device, weight, drain } = table;
     if addresses.is_empty() || addresses.iter().any(|ip| !is_host(*ip)) {
-        bail!("addresses: its own addresses are expected, such as [\"10.0.0.2\", \"fd00::2\"]");
+        bail!(
+            "addresses: the replica's own addresses are expected, such as [\"10.0.0.2\", \
+             \"fd00::2\"]"
+        );
     }
     if let Some(shared) = addresses.iter().find(|ip| service.contains(ip)) {
         bail!(
             "addresses: {shared} is the service's: an address that only this replica has is \
-               expected"
+             expected"
         );
     }
     if addresses.len() > 2
@@ -272,7 +277,7 @@ fn validate_check(table: CheckTable, port: u16) -> Result<Check> {
         bail!("path: {path:?}: a path such as /health is expected");
     }
     if table.key.is_some() && table.by != Kind::Trickles {
-        bail!("key: it encrypts probes by \"trickles\" only");
+        bail!("key: only probes by \"trickles\" can be encrypted");
     }
     Ok(Check { by: table.by, port: table.port.unwrap_or(port), path, key: table.key, timing })
 }
@@ -308,7 +313,7 @@ impl Display for Config {
     }
 }
 
-/// Share of the slots that replica `n` has.
+/// Returns the share of the slots that replica `n` has.
 pub fn share(slots: &[usize], n: usize) -> f64 {
     let own = slots.iter().filter(|slot| **slot == n).count();
     own as f64 / slots.len().max(1) as f64
@@ -328,7 +333,7 @@ mod tests {
         [[replica]]\nname = \"b\"\naddresses = [\"10.0.0.3\", \"fd00::3\"]\n";
 
     #[test]
-    fn a_config_is_read_and_its_meaning_printed() {
+    fn a_config_is_read_and_described() {
         let config = Config::parse(GOOD).unwrap();
         assert_eq!((config.check.port, config.check.by), (80, Kind::Trickles));
         let said = config.to_string();
@@ -346,7 +351,7 @@ mod tests {
             format!("{:#}", Config::parse(&GOOD.replacen(from, to, 1)).unwrap_err())
         };
         assert!(wrong("weight = 3", "weight = 0").contains("replica a: weight: 0: a number"));
-        assert!(wrong("\"b\"", "\"a\"").contains("replica a is there twice"));
+        assert!(wrong("\"b\"", "\"a\"").contains("replica a is given twice"));
         assert!(wrong("\"10.0.0.2\"", "\"192.0.2.80\"").contains("is the service's"));
         assert!(wrong("\"192.0.2.80\"", "\"192.0.2.80\", \"2001:db8::1\"").contains("family"));
         assert!(wrong("50ms", "1ms").contains("[check]: interval: a time from 10ms"));

@@ -1,4 +1,4 @@
-//! Drained replicas: a list in the service's directory, which `viaduct spray drain` changes while
+//! List of drained replicas in the service's directory, which `viaduct spray drain` changes while
 //! the service runs.
 
 use std::collections::BTreeSet;
@@ -18,9 +18,9 @@ use super::ReplicaArgs;
 use super::status::SprayStatus;
 use crate::run_dir::running;
 
-/// Time within which a service reads a changed list.
+/// Time within which a service must read a changed list.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval between queries of the status while the service has not read the list.
+/// Interval between queries of the status until the service has read the list.
 const POLL: Duration = Duration::from_millis(20);
 
 /// List of drained replicas, one name a line.
@@ -32,7 +32,7 @@ pub struct DrainList {
 }
 
 impl DrainList {
-    /// Reads the list of the service `name`; it is empty if there is no file.
+    /// Reads the list of the service `name`, which is empty if there is no file.
     pub fn open(run_dir: &Path, name: &str) -> DrainList {
         let path = run_dir.join(format!("spray-{name}.drain"));
         let mut list = DrainList { path, read: None, names: BTreeSet::new() };
@@ -40,7 +40,7 @@ impl DrainList {
         list
     }
 
-    /// Reads the file again if it has changed; returns whether the names did.
+    /// Reads the file again if it has changed; returns whether the names have changed.
     pub fn reload(&mut self) -> bool {
         let meta = fs::metadata(&self.path);
         let stamp = meta.ok().and_then(|meta| Some((meta.modified().ok()?, meta.len())));
@@ -63,7 +63,7 @@ fn read(path: &Path) -> BTreeSet<String> {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// Drains replicas of a running service, or resumes them, and waits until the service has done so.
+/// Drains or resumes replicas of a running service, and waits until the service has done so.
 ///
 /// # Errors
 /// The service does not run, has no such replica, or does not read the list in time; the list
@@ -95,8 +95,8 @@ pub fn change(args: &ReplicaArgs, drain: bool) -> Result<()> {
     wait_until(&socket, &args.replicas, drain)
 }
 
-/// Waits until the service reports these replicas as drained, or as not drained if `drained`
-/// is false.
+/// Waits until the service reports these replicas as drained, or, if `drained` is false, as not
+/// drained.
 fn wait_until(socket: &Path, replicas: &[String], drained: bool) -> Result<()> {
     let deadline = Instant::now() + READ_TIMEOUT;
     loop {

@@ -13,7 +13,7 @@ const METRICS: [Metric; 8] = [
     ("viaduct_spray_replica_drained", Kind::Gauge, "1 while this replica is drained.", |r| {
         f64::from(u8::from(r.is_drained))
     }),
-    ("viaduct_spray_replica_share", Kind::Gauge, "Present share of the packets, 0 to 1.", |r| {
+    ("viaduct_spray_replica_share", Kind::Gauge, "Current share of the packets, 0 to 1.", |r| {
         r.share
     }),
     ("viaduct_spray_packets_total", Kind::Counter, "Packets sent to this replica.", |r| {
@@ -27,7 +27,7 @@ const METRICS: [Metric; 8] = [
     }),
 ];
 
-/// Renders the whole page.
+/// Renders the metrics page.
 pub fn encode(status: &SprayStatus) -> String {
     let mut page = Exposition::default();
     page.family("viaduct_build_info", Kind::Gauge, "Always 1; the version is a label.");

@@ -8,8 +8,8 @@
 //!   clients ══════════════════ packets ══▶ kernel: sys::nft::spray ══▶ replicas
 //! ```
 //!
-//! The kernel distributes the packets; this process only changes its rules. If the process is
-//! killed, the packets are distributed as before, without checks.
+//! The kernel distributes the packets; this process only changes the kernel's rules. If the process
+//! is killed, the distribution stays as it is, without checks.
 
 mod config;
 mod drain;
@@ -43,10 +43,10 @@ pub struct SprayArgs {
     command: Option<SprayCommand>,
 }
 
-/// Subcommands, which change a running service.
+/// Subcommands that change a running service.
 #[derive(Clone, Debug, Subcommand)]
 pub enum SprayCommand {
-    /// Send no more packets to these replicas, until `resume`; a restart does not change that
+    /// Stop sending packets to these replicas until `resume`; a restart does not change this
     Drain(ReplicaArgs),
     /// Send packets to these replicas again
     Resume(ReplicaArgs),
@@ -64,7 +64,8 @@ pub struct ReplicaArgs {
     run_dir: RunDir,
 }
 
-/// Runs a subcommand, or else the service until a signal ends it. `log` sets up the service's log.
+/// Runs a subcommand; without one, runs the service until a signal terminates it. `log` sets up the
+/// service's log.
 pub fn run(args: &SprayArgs, log: impl FnOnce()) -> Result<()> {
     match (&args.command, &args.config) {
         (Some(SprayCommand::Drain(of)), _) => drain::change(of, true),

@@ -8,27 +8,27 @@ use tracing::{error, info, warn};
 use viaduct_sys::journal::{Changes, JournalError};
 use viaduct_sys::nft::spray::{Sent, Spray};
 
-/// The rules.
+/// Rules that distribute the packets of a service.
 #[derive(Debug)]
 pub struct Rules {
     journal: Changes,
     /// Installed distribution, with the names of its replicas.
     installed: Option<(Spray, Vec<String>)>,
-    /// Packets and bytes that earlier tables counted, by the replica's name.
+    /// Packets and bytes that earlier tables have counted, by the replica's name.
     before: HashMap<String, Sent>,
     /// Number of times that the distribution has changed.
     pub changes: u64,
     /// Number of times that another program had deleted the rules.
     pub repairs: u64,
-    /// Reason why the distribution that was requested last is not installed; `None` if it is.
+    /// Reason why the latest requested distribution is not installed; `None` if it is installed.
     install_fault: Option<String>,
-    /// Reason why deleted rules could not be installed again; `None` if they could.
+    /// Reason why deleted rules could not be reinstalled; `None` if none are missing.
     repair_fault: Option<String>,
 }
 
 impl Rules {
-    /// Takes over the journal, which removes the rules of a process that was killed. Errors:
-    /// another process has the journal.
+    /// Opens the journal, which removes the rules of a process that was killed. Errors: another
+    /// process has the journal open.
     pub fn open(journal: &Path) -> Result<Rules> {
         let journal = Changes::open(journal)?;
         journal.warnings().iter().for_each(|line| warn!("{line}"));
@@ -46,8 +46,9 @@ impl Rules {
         })
     }
 
-    /// Installs a distribution over the replicas of these names. Errors: the kernel refuses it, for
-    /// instance because an interface is missing. The earlier distribution then stays in force.
+    /// Installs a distribution over the replicas with these names. Errors: the kernel rejects the
+    /// rules, for instance because an interface is missing; the earlier distribution then stays in
+    /// force.
     pub fn install(&mut self, spray: Spray, names: Vec<String>) -> Result<(), JournalError> {
         let is_new_table = self.installed.as_ref().is_some_and(|(installed, _)| {
             *installed != Spray { slots: installed.slots.clone(), ..spray.clone() }
@@ -78,12 +79,12 @@ impl Rules {
         }
     }
 
-    /// Installs rules again that another program has deleted.
+    /// Reinstalls rules that another program has deleted.
     pub fn repair(&mut self) {
         match self.journal.repair() {
             Ok(false) => self.repair_fault = None,
             Ok(true) => {
-                warn!("the rules had been deleted, and are installed again");
+                warn!("the rules had been deleted, and have been reinstalled");
                 self.repairs += 1;
                 self.repair_fault = None;
             }
@@ -91,12 +92,12 @@ impl Rules {
         }
     }
 
-    /// Reason why the rules could not be installed; `None` if they could.
+    /// Reason why the rules could not be installed; `None` if they are installed.
     pub fn fault(&self) -> Option<&String> {
         self.install_fault.as_ref().or(self.repair_fault.as_ref())
     }
 
-    /// Removes the rules. Errors: as [`Changes::restore`].
+    /// Removes the rules. Errors: those of [`Changes::restore`].
     pub fn restore(self) -> Result<()> {
         Ok(self.journal.restore()?)
     }
@@ -121,7 +122,7 @@ impl Rules {
     }
 }
 
-/// Sets `fault` to the text of `error`, and logs it unless it was the same before.
+/// Sets `fault` to the text of `error`, and logs the text if it has changed.
 fn set_fault(fault: &mut Option<String>, error: JournalError) {
     let text = format!("the rules cannot be installed: {:#}", anyhow::Error::new(error));
     if fault.as_ref() != Some(&text) {
@@ -143,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// Distribution to one replica behind the interface `device`.
+    /// Returns a distribution to one replica, through the interface `device`.
     fn spray(device: &str) -> Spray {
         let hop = Hop { address: [127, 0, 0, 2].into(), device: device.to_owned() };
         Spray {
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_change_is_a_fault_until_it_succeeds_and_changes_no_counter() {
+    fn a_failed_change_is_a_fault_until_a_change_succeeds_and_does_not_affect_the_counters() {
         let name = format!("viaduct-spray-{}.json", std::process::id());
         let path = std::env::temp_dir().join(name);
         let names = || vec!["a".to_owned()];
@@ -167,7 +168,7 @@ mod tests {
             let mut rules = Rules::open(&path).unwrap();
             rules.install(spray("lo"), names()).unwrap();
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-            // The packet is counted. It is not forwarded, because its TTL ends.
+            // The packet is counted, but not forwarded, because its TTL expires.
             socket.set_ttl(1).unwrap();
             socket.send_to(&[0; 8], "127.0.0.1:9").unwrap();
             let deadline = Instant::now() + Duration::from_secs(10);

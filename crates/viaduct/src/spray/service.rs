@@ -31,11 +31,11 @@ use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 use crate::watchdog::Watchdog;
 
-/// Interval at which the list of drained replicas is read.
+/// Interval between checks of the list of drained replicas.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval at which rules and routes are checked.
+/// Interval between checks of the rules and routes.
 const REPAIR_INTERVAL: Duration = Duration::from_secs(1);
-/// Time within which the first probes should be answered.
+/// Maximum time for which the start waits for the answers to the first probes.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Mark of packets of Trickles' clients.
 const REQUESTS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Request.byte() };
@@ -54,11 +54,11 @@ struct Service<'a> {
     answers: UnboundedSender<Answer>,
     generation: u64,
     started: Instant,
-    /// Replicas by name: true if one was up when its state was last logged.
+    /// State of each replica when it was last logged, by name: true if the replica was up.
     logged: HashMap<String, bool>,
 }
 
-/// Runs the service until a signal ends it.
+/// Runs the service until a signal terminates it.
 pub fn run(path: &Path, config: Config) -> Result<()> {
     let (runtime, signals) = Signals::register()?.into_parts();
     let done = runtime.block_on(async {
@@ -66,8 +66,8 @@ pub fn run(path: &Path, config: Config) -> Result<()> {
         let metrics = config.metrics.map(metrics::listen).transpose()?;
         let (answers, mut results) = unbounded_channel();
         let mut service = Service::new(path, config, answers)?;
-        // After this wait the first rules are right. Replicas whose state is still unknown get no
-        // packets yet.
+        // After this wait the first rules are usually correct. Replicas whose state is still
+        // unknown get no packets yet.
         let _ = timeout(SETTLE_TIMEOUT, service.settle(&mut results)).await;
         let rules = Rules::open(&service.config.journal())?;
         service.serve(rules, results, (&status, metrics.as_ref()), signals).await
@@ -161,8 +161,8 @@ impl Service<'_> {
             }
             self.send_probes();
             if self.checker.poll_changed().is_some() {
-                // The rules are updated first, because packets are lost at a dead replica
-                // until then.
+                // The rules are updated before the log, because packets to a dead replica are lost
+                // until the update.
                 self.update(&mut rules);
                 self.log_states();
             }
@@ -180,7 +180,7 @@ impl Service<'_> {
             tokio::spawn(async move {
                 // The checker counts a probe without an answer as failed.
                 if let Ok(result) = timeout(check.timing.timeout, probe(&check, ip)).await {
-                    // If the service is ending, nothing receives.
+                    // If the service is ending, the receiver may be gone.
                     let _ = answers.send((generation, sent, result));
                 }
             });
@@ -198,8 +198,8 @@ impl Service<'_> {
         known.is_drained || self.drained.has(&known.name)
     }
 
-    /// Distribution that the states of the replicas call for. If no replica is up, all that are not
-    /// drained get packets: the checks may be wrong.
+    /// Returns the distribution for the current states of the replicas. If no replica is up, all
+    /// replicas that are not drained get packets, because the checks may be wrong.
     fn distribution(&self) -> Spray {
         let Config { replicas, addresses, ports, interfaces, .. } = &self.config;
         let weights: Vec<_> = replicas.iter().map(|replica| replica.weight).collect();
@@ -227,7 +227,7 @@ impl Service<'_> {
         }
     }
 
-    /// Brings the rules up to date.
+    /// Updates the rules to the current distribution.
     fn update(&self, rules: &mut Rules) {
         rules.update(self.distribution(), self.names());
     }
@@ -302,7 +302,7 @@ impl Service<'_> {
         notify(Phase::Ready);
     }
 
-    /// Reloads the config. After an error nothing has changed.
+    /// Reloads the config. After an error, the config is unchanged.
     fn reload(&mut self, rules: &mut Rules) -> Result<()> {
         let new = Config::load(self.path)?;
         let same = |what: &str, same: bool| match same {

@@ -1,4 +1,4 @@
-//! Status of a spray, as its socket sends it.
+//! Status of a spray, as sent on its status socket.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub struct SprayStatus {
     pub replicas: Vec<ReplicaStatus>,
     /// Number of times that the distribution has changed.
     pub changes: u64,
-    /// Number of times that rules were missing, and were installed again.
+    /// Number of times that missing rules were reinstalled.
     pub repairs: u64,
     /// Reason why the rules could not be installed; `None` if they are installed.
     pub fault: Option<String>,
@@ -33,33 +33,33 @@ pub struct SprayStatus {
 pub struct ReplicaStatus {
     /// Name.
     pub name: String,
-    /// Own addresses.
+    /// Addresses of the replica itself.
     pub addresses: Vec<IpAddr>,
     /// Weight.
     pub weight: u32,
     /// Health.
     #[serde(flatten)]
     pub state: State,
-    /// True if the operator or the config has drained it: it gets no packets.
+    /// True if the operator or the config has drained the replica, so that it gets no packets.
     pub is_drained: bool,
-    /// True if the config has drained it.
+    /// True if the config has drained the replica.
     pub is_drained_by_config: bool,
-    /// Present share of the packets, 0 to 1.
+    /// Current share of the packets, 0 to 1.
     pub share: f64,
-    /// Packets sent to it.
+    /// Packets sent to the replica.
     pub packets: u64,
-    /// Bytes sent to it.
+    /// Bytes sent to the replica.
     pub bytes: u64,
     /// Probes sent.
     pub probes: u64,
     /// Probes that failed.
     pub failures: u64,
-    /// Number of times that it went down.
+    /// Number of times that the replica went down.
     pub falls: u64,
 }
 
 impl SprayStatus {
-    /// Problems, the worst first. A drained replica is no problem.
+    /// Returns the problems, the worst first. A drained replica is not a problem.
     pub fn troubles(&self) -> Vec<String> {
         let bad = |replica: &&ReplicaStatus| !replica.is_drained && !replica.state.is_up();
         let of = |replica: &ReplicaStatus| format!("replica {}: {}", replica.name, replica.state);
@@ -68,8 +68,8 @@ impl SprayStatus {
     }
 
     /// Reason why this machine cannot serve: its rules are missing, or no replica is up. A single
-    /// replica that is down is no reason for another machine to take over, because that machine has
-    /// the same replicas.
+    /// replica that is down is not a reason for another machine to take over, because that machine
+    /// has the same replicas.
     pub fn unfit(&self) -> Option<String> {
         self.fault.clone().or_else(|| self.dead())
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_dead_replica_is_a_trouble_and_all_of_them_are_a_reason_to_move() {
+    fn one_dead_replica_is_a_problem_and_all_dead_replicas_make_the_machine_unfit() {
         let replica = |name: &str, state| ReplicaStatus {
             name: name.to_owned(),
             state,

@@ -90,7 +90,7 @@ fn secrets_in_etcd_are_followed_and_stay_in_force_while_it_is_down() {
     assert!(within(LIMIT, || log("first").contains(changed)), "{}", log("first"));
 
     etcd.stop();
-    let gone = "the present secrets stay in force";
+    let gone = "the current secrets stay in force";
     assert!(within(LIMIT, || log("first").contains(gone)), "{}", log("first"));
     drop(server);
     let _server = start(&etcd, "second");
