@@ -309,7 +309,7 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sets up the log on standard error. `VIADUCT_LOG=debug` shows more.
+/// Sets up the log on standard error. `VIADUCT_LOG=debug` adds debug lines.
 fn log(json: bool) {
     let filter = log_filter::from_env(LevelFilter::INFO);
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

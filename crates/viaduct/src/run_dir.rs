@@ -92,9 +92,9 @@ const TMP: &str = "/tmp";
 
 /// Default directory of this user's services.
 ///
-/// A directory below `/tmp` is created by this call, because any other user could create it later.
-/// If another user has already created it, the system's directory is returned, in which this user
-/// cannot create a socket, and so gets an error.
+/// A directory below `/tmp` is created by this call, because any other user could otherwise create
+/// it first. If another user has already created it, the system's directory is returned, in which
+/// this user cannot create a socket, and so gets an error.
 pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if let Some(given) = env::var_os("VIADUCT_RUN_DIR").filter(|dir| !dir.is_empty()) {

@@ -82,7 +82,7 @@ mod tests {
         let mut roster = Roster::new([(id("o1"), toml::Table::new())]);
         roster.update(at(0), listed(&["o2"]));
         assert_eq!(names(&roster), ["o1", "o2"]);
-        // etcd is gone for ten minutes, returns empty, and fills again.
+        // etcd is down for ten minutes, comes back empty, and is filled again.
         roster.pause();
         roster.update(at(600), listed(&[]));
         roster.update(at(630), listed(&["o2"]));

@@ -43,7 +43,7 @@ struct Fleet<'a> {
     /// True if the gateway was told to reload after the last write of the file.
     is_told: bool,
     /// Reason why the gateway could not be told to reload, as last logged.
-    deaf: Option<String>,
+    reload_fault: Option<String>,
     /// Reason of the last failure with etcd, the base or the file, as last logged.
     fault: Option<String>,
 }
@@ -55,8 +55,9 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     let roster = Roster::new(members(&written));
     // An earlier process may have ended after it wrote the file, and before it told the gateway to
     // reload.
-    let (is_told, deaf) = (false, None);
-    let mut fleet = Fleet { args, roster, registered: None, written, is_told, deaf, fault: None };
+    let (is_told, reload_fault) = (false, None);
+    let mut fleet =
+        Fleet { args, roster, registered: None, written, is_told, reload_fault, fault: None };
     // An error in the base is reported at the start, not only in the log.
     fleet.entry()?;
     runtime.block_on(fleet.serve(signals));
@@ -158,17 +159,18 @@ impl Fleet<'_> {
             replace_file(out, text.as_bytes()).with_context(|| out.display().to_string())?;
             let members = config.rack.as_ref().map_or(0, |rack| rack.members.len());
             info!(members, peers = config.peers.len(), "the members have changed");
-            (self.written, self.is_told, self.deaf) = (text, false, None);
+            (self.written, self.is_told, self.reload_fault) = (text, false, None);
         }
-        let deaf = reload(&running(config.socket())).err().map(|error| format!("{error:#}"));
-        match &deaf {
+        let reload_fault =
+            reload(&running(config.socket())).err().map(|error| format!("{error:#}"));
+        match &reload_fault {
             None => info!("the gateway reloads"),
-            Some(why) if self.deaf.as_ref() != Some(why) => {
+            Some(why) if self.reload_fault.as_ref() != Some(why) => {
                 info!("cannot make the gateway reload: {why}")
             }
             Some(_) => {}
         }
-        (self.is_told, self.deaf) = (deaf.is_none(), deaf);
+        (self.is_told, self.reload_fault) = (reload_fault.is_none(), reload_fault);
         Ok(())
     }
 }

@@ -173,7 +173,7 @@ impl OnDemandParent {
             let all: Vec<&dyn AsFd> = open.iter().map(|fd| fd as &dyn AsFd).collect();
             match self.look(&all, None) {
                 Some(woken) => return woken,
-                None => self.heed(None),
+                None => self.handle_proxy_signals(None),
             }
         }
     }
@@ -191,7 +191,7 @@ impl OnDemandParent {
         loop {
             match self.look(&work, at_most) {
                 Some(woken) => return woken,
-                None => self.heed(proxy),
+                None => self.handle_proxy_signals(proxy),
             }
         }
     }
@@ -209,7 +209,7 @@ impl OnDemandParent {
 
     /// Handles signals that concern the proxy. Without a running proxy, log files need not be
     /// reopened, because each proxy opens them at its start.
-    fn heed(&mut self, proxy: Option<Pid>) {
+    fn handle_proxy_signals(&mut self, proxy: Option<Pid>) {
         if has_come(&self.signals.reopen) {
             proxy.map(|pid| kill_process(pid, Signal::USR1));
         }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | here | start; events of the BPF programs |
 //! | `connects` | connects whose SYN was dropped at the rendezvous |
-//! | `inbound` | connections to programs that listen |
+//! | `inbound` | connections to listening programs |
 //! | `barrier` | wait for the handling of earlier events |
 
 mod barrier;
@@ -219,7 +219,7 @@ impl FlowTable {
 
 /// Maximum sleep of the event loop; no timing depends on this value.
 const MAX_SLEEP: Duration = Duration::from_secs(3_600);
-/// Minimum number of entries for which connects that are no longer pending are removed.
+/// Minimum number of entries for a cleanup, which removes connects that are no longer pending.
 const MIN_CONNECTS_CLEANUP: usize = 1024;
 
 impl EventLoop {

@@ -1,5 +1,5 @@
-//! UNIX sockets of daemons that are not in a run's process tree, but act for its programs, and thus
-//! bypass its chain.
+//! UNIX sockets of daemons outside a run's process tree that act for the run's programs, and would
+//! thus bypass its chain.
 //!
 //! | kind | service | refused |
 //! |---|---|---|

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The kernel then sends the program's own datagram, so addresses, errors and sizes are the same as
-//! without Viaduct. If the chain ends at a relay, the payload is sent there instead ([`relayed`]).
+//! without Viaduct. If the chain ends at a relay, the payload is sent to the relay instead
+//! ([`relayed`]).
 
 mod relayed;
 

@@ -177,7 +177,7 @@ impl Interposition {
         }
     }
 
-    /// Returns UDP in user space, which the first call starts; this takes some milliseconds.
+    /// Returns UDP in user space, which the first call starts, blocking until it has started.
     /// `None`, with a warning, if it cannot start.
     pub fn start_user_udp(&self) -> Option<&Arc<UserUdp>> {
         let plan = self.user_udp.plan.as_ref()?;

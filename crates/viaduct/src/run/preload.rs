@@ -158,8 +158,8 @@ fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) 
             let later = wait.then(|| {
                 let waits = Some(later.clone());
                 let mut answer = super::pending::Answer::new(send_timeout(&program), move |done| {
-                    // The program must have the only descriptor of its socket when it gets the
-                    // answer.
+                    // The duplicate of the program's socket must be closed before the program gets
+                    // the answer.
                     let errno = done.map(drop).err().unwrap_or(Errno::NONE);
                     send_answer(&later, &Answer::Done(errno));
                 });

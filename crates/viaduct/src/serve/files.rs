@@ -143,7 +143,7 @@ impl Root {
 
     fn file(&self, path: &[u8]) -> Result<Lookup, Errno> {
         let opened = beneath(self.directory.as_fd(), path, OFlags::RDONLY)?;
-        // Meanwhile the path may refer to another object.
+        // The path may now refer to another object.
         if FileType::from_raw_mode(fstat(&opened)?.st_mode) != FileType::RegularFile {
             return Ok(Lookup::Found(Found::Forbidden, None));
         }

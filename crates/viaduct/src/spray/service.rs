@@ -93,7 +93,7 @@ impl Service<'_> {
             started: now,
             logged: HashMap::new(),
         };
-        service.find_ways();
+        service.find_hops();
         Ok(service)
     }
 
@@ -142,7 +142,7 @@ impl Service<'_> {
                     self.update(&mut rules);
                 },
                 _ = repair_ticks.tick() => {
-                    self.find_ways();
+                    self.find_hops();
                     rules.repair();
                     self.update(&mut rules);
                 }
@@ -188,7 +188,7 @@ impl Service<'_> {
     }
 
     /// Looks up the hops to the replicas.
-    fn find_ways(&mut self) {
+    fn find_hops(&mut self) {
         let find = |replica| hops::find(&self.lookup, replica);
         self.hops = self.config.replicas.iter().map(find).collect();
     }
@@ -317,7 +317,7 @@ impl Service<'_> {
         self.checker = self.checker.reload(&old, now());
         self.generation += 1;
         self.config = new;
-        self.find_ways();
+        self.find_hops();
         self.update(rules);
         self.log_states();
         Ok(())

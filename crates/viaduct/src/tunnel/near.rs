@@ -73,8 +73,8 @@ impl Outlet {
         both.into_iter().find(|peer| peer.lock().tunnel.can_open())
     }
 
-    /// Creates a stream to `to` for the client at `source`, which opens as soon as there is a link.
-    /// `None` if there is no link, and this end does not dial the peer.
+    /// Creates a stream to `to` for the client at `source`. The stream opens as soon as there is a
+    /// link. `None` if there is no link, and this end does not dial the peer.
     pub fn open(&self, to: Address, source: SocketAddr) -> Option<TunnelStream> {
         let peer = self.ready().or_else(|| self.near.clone())?;
         Some(TunnelStream::open(&peer, to, source, self.waits))

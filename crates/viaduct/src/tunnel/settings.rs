@@ -273,8 +273,8 @@ impl TunnelArgs {
     }
 
     /// Checks that the transports in use support the congestion control. A listening end accepts
-    /// TCP and QUIC; QUIC then falls back to its default if it does not support the given one,
-    /// unless this end dials `dials` over QUIC.
+    /// TCP and QUIC; QUIC then uses its default if it does not support the given one, unless this
+    /// end dials over QUIC.
     fn check_congestion(&self, dials: &[Dial]) -> Result<()> {
         let Some(name) = &self.link_congestion else { return Ok(()) };
         let dials_quic = self.carrier == CarrierKind::Quic && !dials.is_empty();
@@ -340,13 +340,13 @@ impl TunnelSettings {
         accepts || self.carrier == CarrierKind::Quic
     }
 
-    /// Limits the time without a packet from the peer after which a link is closed to `after`;
-    /// `None` leaves the time unchanged.
+    /// Limits the idle timeout of links (the time without a packet from the peer) to `after`;
+    /// `None` leaves the timeout unchanged.
     pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {
         let core = &mut self.core;
         if let Some(after) = after {
             core.silence = core.silence.min(after);
-            // Several pings fit into that time, so that a link survives the loss of some.
+            // Several pings are sent within the timeout, so that a link survives the loss of some.
             core.ping = core.ping.min(core.silence / 4);
         }
         self

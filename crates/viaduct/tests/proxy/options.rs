@@ -114,7 +114,7 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
         (&format!("{TO} --stranger-memory 2T"), "such as 2M"),
         (&format!("{TO} --ports 80"), "ports: they need intercept"),
         (&format!("{TO} --keep-client"), "keep-client: it needs intercept"),
-        (&format!("{TO} --links 3"), "links: the end that dials"),
+        (&format!("{TO} --links 3"), "links: an option of the dialling end"),
         (&format!("{TO} --carrier quic"), "carrier: an option of tunnels"),
         (&format!("{TO} --link-congestion bbr"), "link-congestion: an option of tunnels"),
         (&format!("{TO} --tell proxy"), "tell: no hop"),

@@ -41,8 +41,8 @@ impl EventBarrier {
         let _ = self.changed.wait_timeout_while(handled, MAX_WAIT, |handled| *handled < number);
     }
 
-    /// Returns the number of waits so far. They may end once the events that are pending now are
-    /// handled.
+    /// Returns the number of waits so far. These waits may end once the events that are pending now
+    /// have been handled.
     pub(super) fn requested(&self) -> u64 {
         self.requested.load(Ordering::Acquire)
     }

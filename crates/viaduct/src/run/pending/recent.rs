@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 /// Maximum number of entries in `order`, and therefore of sockets whose state is kept. The oldest
-/// entries are dropped first. Only old entries are renewed by a use, so the order is roughly that
-/// of the last use.
+/// entries are dropped first. A use renews only old entries, so the order is roughly that of the
+/// last use.
 const MAX_SOCKETS: usize = 65_536;
 
 /// State of sockets, by cookie.

@@ -53,7 +53,8 @@ impl Supervisor {
                     return;
                 }
             };
-            // The program must have the only descriptor of its socket when it gets the reply.
+            // The duplicate of the program's socket must be closed before the program gets the
+            // reply.
             drop((attempt, socket));
             send_reply(&listener, &call, reply);
         };
@@ -79,7 +80,7 @@ impl Supervisor {
     }
 }
 
-/// Waits until a socket is writable or has failed, at most for `within`; returns whether it is.
+/// Waits for at most `within` until a socket is writable or has failed; returns whether it is so.
 fn is_writable(socket: &OwnedFd, within: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)];
     let limit = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };

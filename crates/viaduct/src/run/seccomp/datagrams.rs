@@ -17,8 +17,8 @@ const CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 impl Supervisor {
-    /// Handles `socket` for UDP, in a thread if the capture namespace must be opened first, which
-    /// takes some milliseconds.
+    /// Handles `socket` for UDP, in a separate thread if the capture namespace must be opened
+    /// first, which would block the supervisor.
     pub(super) fn open_udp(&self, call: &Notification, v6: bool, kind: i32) -> Outcome {
         if let Some(user_udp) = self.interposition.user_udp() {
             return Ok(Some(open(user_udp, &self.listener, call, v6, kind)));

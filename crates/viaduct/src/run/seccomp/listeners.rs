@@ -34,8 +34,8 @@ impl Supervisor {
         self.bind_carried(call)
     }
 
-    /// Handles `listen`, in a thread if the capture namespace must be opened first, which takes
-    /// some milliseconds.
+    /// Handles `listen`, in a separate thread if the capture namespace must be opened first, which
+    /// would block the supervisor.
     pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
         let backlog = call.arguments[1] as i32;
         let Some(public_listeners) = self.interposition.public_listeners.clone() else {

@@ -1,6 +1,6 @@
-//! The lanes of a link (byte streams, one per stream of the tunnel) as QUIC streams. The mapping
-//! follows from the stream numbers: the dialler's first stream is lane 0. The other streams of each
-//! end are the tunnel's streams, in the order in which that end opens them.
+//! Mapping of a link's lanes (its byte streams) to streams of a QUIC connection. The stream numbers
+//! determine the mapping: the dialler's first stream is lane 0. The other streams of each end are
+//! the tunnel's streams, in the order in which that end opens them.
 
 use std::collections::HashMap;
 use std::io;

@@ -257,8 +257,8 @@ impl QuicLink {
         true
     }
 
-    /// Gives the library more bytes if it may have nothing left to send; returns whether it
-    /// accepted some.
+    /// Gives the library more bytes if it may have nothing left to send; returns whether any bytes
+    /// were accepted.
     fn feed(&mut self) -> io::Result<bool> {
         if self.held.is_some() || self.stuck {
             return Ok(false);

@@ -28,7 +28,7 @@ const PROBE_BW_PHASES: usize = 8;
 /// found no more bandwidth; otherwise the gain is large, and the next probe follows immediately.
 const MIN_PROBE_UP_PACING_GAIN: f64 = 1.08;
 const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
-/// Growth factor of the rate from which a probe counts as having found more bandwidth.
+/// Minimum growth factor of the rate at which a probe counts as having found more bandwidth.
 const PROBE_UP_GROWTH: f64 = 1.04;
 const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
 /// Window gains, as multiples of the bandwidth-delay product: outside ProbeBW, and in it. The paper

@@ -12,8 +12,8 @@ const MIN_BURST: u64 = 2;
 /// packets.
 const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
-/// Maximum delay that is made up for if the pacer is called late after a wait, because the timer
-/// was late or the machine was busy. The additional bytes fill the gap on the path.
+/// Maximum delay for which the pacer compensates if it is called late after a wait, because the
+/// timer was late or the machine was busy. The additional bytes fill the gap on the path.
 const LATE: Duration = Duration::from_millis(20);
 
 /// Size of a burst in bytes, at a rate in bytes a second.
