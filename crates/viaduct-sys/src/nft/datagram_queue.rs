@@ -143,7 +143,7 @@ fn any_queue(copy: u32) -> io::Result<(u16, NfQueue)> {
         match NfQueue::open_closed(number, MAX_QUEUED, copy) {
             Ok(queue) => return Ok((number, queue)),
             // The queue has another reader.
-            Err(error) if number < FIRST_NUMBER + MAX_TRIES && is_taken(&error) => number += 1,
+            Err(error) if number + 1 < FIRST_NUMBER + MAX_TRIES && is_taken(&error) => number += 1,
             Err(error) => return Err(error),
         }
     }
