@@ -39,7 +39,9 @@ pub struct Cgroup {
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The controller is not mounted or not available to this process.
-    #[error("no control group can limit the {0} here: not mounted, or not available")]
+    #[error(
+        "the {0} controller of control groups is not mounted, or not available to this process"
+    )]
     Missing(&'static str),
     /// The kernel rejected a write.
     #[error("cannot write {value:?} to {}", path.display())]
@@ -83,8 +85,7 @@ impl Cgroup {
     }
 
     /// Creates a command in `node` that joins the group and executes `program` with `arguments`
-    /// once it reads a line on its standard input. After that the shell is gone, and the group
-    /// contains only the program.
+    /// once it reads a line on its standard input. The program then replaces the shell.
     pub fn command(&self, node: &Node, program: &Path, arguments: &[&str]) -> process::Command {
         let join = |at: &PathBuf| format!("echo $$ > {}/cgroup.procs; ", at.display());
         let joins: String = self.directories.iter().map(join).collect();
@@ -129,7 +130,7 @@ pub struct Inside(Cgroup);
 impl Drop for Inside {
     fn drop(&mut self) {
         for directory in &self.0.directories {
-            // The group is a child of the former one.
+            // The process's former group is the parent of this group.
             if let Some(before) = directory.parent() {
                 let _ = write(&before.join("cgroup.procs"), &process::id().to_string());
             }
@@ -140,7 +141,7 @@ impl Drop for Inside {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for directory in &self.directories {
-            // Fails while the group has processes; a later lab then removes the directory.
+            // Fails while the group has processes; a later run of the lab removes the directory.
             let _ = fs::remove_dir(directory);
         }
     }

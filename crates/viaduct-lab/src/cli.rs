@@ -15,7 +15,7 @@ use crate::shell::{self, ShellArgs};
 use crate::stop;
 use crate::topology::Journal;
 
-/// Worlds in network namespaces and experiments in them.
+/// Emulated networks in network namespaces, and experiments on them.
 #[derive(Debug, clap::Subcommand)]
 pub enum LabCommand {
     /// List the experiments
@@ -47,7 +47,7 @@ pub struct RunArgs {
     /// Write the result to this file as well (one experiment only)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Seed of everything random
+    /// Seed of all random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Number of repeats; with several, results are means with standard errors
@@ -78,13 +78,13 @@ pub struct ReportArgs {
     /// Record the results of full runs in the rows of FIGURES.md, and write FIGURES.md, not the
     /// page
     ///
-    /// A row takes value, bound, state, day and commit of the check that its `claim` names, or of
-    /// those that its `checks` matches (`*` stands for anything). A check without a row gets one;
-    /// flags such as "not in CI" are added to it by hand. A result older than its row changes
-    /// nothing.
+    /// Each row takes its value, bound, state, date and commit from the check that its `claim`
+    /// names, or from the checks that match its `checks` pattern (`*` matches any text). A row is
+    /// added for each check without one; flags such as "not in CI" are added by hand. A result
+    /// older than its row is ignored.
     #[arg(long, conflicts_with = "out")]
     pub figures: bool,
-    /// Directory of the rows, one TOML file per system; FIGURES.md is beside this directory
+    /// Directory of the rows, one TOML file per system; FIGURES.md is in its parent directory
     #[arg(long, value_name = "DIR", default_value = "figures", requires = "figures")]
     pub figures_dir: PathBuf,
     /// Commit to record for results that do not name the measured commit
@@ -95,8 +95,9 @@ pub struct ReportArgs {
     pub check: bool,
 }
 
-/// Executes `command`. Must be called while the process has a single thread: without root it enters
-/// a user namespace. Returns the exit status: 1 if a check does not hold, 130 if stopped by Ctrl-C.
+/// Executes `command`. Must be called while the process has a single thread: without root, the
+/// process enters a user namespace. Returns the exit status: 1 if a check does not hold, 130 if
+/// stopped by Ctrl-C.
 pub fn execute(command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {
         LabCommand::List => {
@@ -127,7 +128,8 @@ pub fn become_root() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Formats an error and its causes on one line, each text once: many errors contain their cause.
+/// Formats an error and its causes on one line. Omits a cause whose text is already on the line,
+/// because many errors contain their cause.
 pub fn explain(error: &anyhow::Error) -> String {
     let mut said = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -226,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_said_once() {
+    fn causes_are_not_repeated() {
         let error = anyhow::anyhow!("no such file").context("cannot read x: no such file");
         assert_eq!(explain(&error.context("no report")), "no report: cannot read x: no such file");
     }

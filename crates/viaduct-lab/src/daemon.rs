@@ -18,8 +18,9 @@ use crate::topology::Node;
 /// Time limit for a program to be ready.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Starts `command` in `node` with its output in the file `log`, and waits until `is_ready`.
-/// Fails if it ends or is not ready in time; the error contains its output.
+/// Starts `command` in `node` with its output in the file `log`, and waits until `is_ready`
+/// returns true. Fails if the program ends or is not ready in time; the error contains the
+/// program's output.
 pub(crate) fn start(
     node: &Node,
     mut command: Command,
@@ -35,7 +36,7 @@ pub(crate) fn start(
         stop::check()?;
         if matches!(process.try_wait(), Ok(Some(_))) || Instant::now() > deadline {
             let said = fs::read_to_string(log)?;
-            bail!("{program} in {} is not up; it says: {said}", node.name());
+            bail!("{program} in {} is not ready; its output: {said}", node.name());
         }
         thread::sleep(Duration::from_millis(1));
     }

@@ -1,5 +1,5 @@
-//! Real tunnel between two hosts. The near and the far end each run `viaduct proxy` with the
-//! files of `examples/squid/`; only addresses, keys and links are changed.
+//! Tunnel between two hosts. The near and the far end each run `viaduct proxy` with the files of
+//! `examples/squid/`; only addresses, keys and links are changed.
 //!
 //! ```text
 //!   near host                                                   far host
@@ -75,7 +75,7 @@ impl Links {
     }
 }
 
-/// Running tunnel; ends when dropped.
+/// Running tunnel; stopped when dropped.
 #[derive(Debug)]
 pub struct Tunnel {
     entrance: SocketAddr,
@@ -128,7 +128,11 @@ impl Tunnel {
     fn wait_for_links(&self, count: usize) -> Result<()> {
         let are_up = || self.near.log().matches("a link of the tunnel is up").count() >= count;
         let in_time = stop::wait_until(LINKS_UP_TIMEOUT, Duration::from_millis(10), are_up)?;
-        ensure!(in_time, "the tunnel has not {count} links; its ends say:\n{}", self.logs());
+        ensure!(
+            in_time,
+            "the tunnel does not have {count} links; logs of its ends:\n{}",
+            self.logs()
+        );
         Ok(())
     }
 
@@ -180,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_an_example_is_replaced_and_no_other() {
+    fn only_the_line_of_the_key_is_replaced() {
         let lines = lines_of(NEAR);
         let told = set(&lines, "links", "7").unwrap();
         assert!(told.contains("\nlinks = 7\n") && told.contains("\nlisten = \"127.0.0.1:3129\"\n"));

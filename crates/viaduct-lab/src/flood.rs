@@ -1,4 +1,5 @@
-//! Floods of packets, such as SYNs from unused addresses that a machine receives as if on a wire.
+//! Floods of packets, such as SYNs from unused addresses, which a machine receives as if from a
+//! wire.
 //!
 //! ```text
 //!   flood ── TUN "flood" ──▶ node ─▶ …      each SYN from another address of 198.18.0.0/15
@@ -26,7 +27,7 @@ const MAX_PACKETS: u64 = 40_000_000;
 const SYN: u8 = 0x02;
 const TCP: u8 = 6;
 
-/// Running flood; ends when dropped.
+/// Running flood; stopped when dropped.
 #[derive(Debug)]
 pub struct Flood {
     stop: Arc<AtomicBool>,
@@ -36,8 +37,8 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Sends `rate` SYNs per second to `to`, for at most `longest`. They arrive at `node` from
-    /// outside. Errors: if the device cannot be created in the node.
+    /// Sends `rate` SYNs per second to `to`, for at most `longest`. The SYNs arrive at `node` from
+    /// outside. Fails if the device cannot be created in the node.
     pub fn start(
         node: &Node,
         to: SocketAddrV4,
@@ -84,8 +85,8 @@ impl Flood {
         Flood { stop, sent, begun, thread: Some(thread::spawn(run)) }
     }
 
-    /// Returns the packets per second, averaged since the start. For [`Flood::start`] these include
-    /// packets that the device did not take.
+    /// Returns the packets per second, averaged since the start. For [`Flood::start`], the rate
+    /// includes packets that the device did not accept.
     pub fn rate(&self) -> f64 {
         self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
     }
@@ -147,7 +148,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn the_kernel_takes_them_for_syns() {
+    fn the_kernel_accepts_the_packets_as_syns() {
         let node = Node::new("host", &Journal::new()).unwrap();
         let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7000);
         // The kernel drops packets to loopback addresses that arrive from another device.

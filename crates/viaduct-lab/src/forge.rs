@@ -32,7 +32,7 @@ const TICK: Duration = Duration::from_millis(1);
 
 /// Flag of the end of a direction's data.
 pub const FIN: u8 = 0x01;
-/// Flag of the first segment.
+/// Flag of a connection's first segment.
 pub const SYN: u8 = 0x02;
 /// Flag of a reset.
 pub const RST: u8 = 0x04;
@@ -100,7 +100,7 @@ impl Forger {
         Ok(())
     }
 
-    /// Reads the numbers of the connection's own segments.
+    /// Reads the sequence and acknowledgement numbers of the connection's own segments.
     fn observe(&mut self) {
         while let Some(frame) = self.ring.next() {
             let Some((segment, _)) = parse(&frame) else { continue };

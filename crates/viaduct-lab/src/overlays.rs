@@ -1,4 +1,4 @@
-//! Real `viaduct overlay` processes, one in each of some nodes, which all probe each other.
+//! Real `viaduct overlay` processes, one in each of several nodes, which all probe each other.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
@@ -24,7 +24,7 @@ pub const HOP: u16 = 7000;
 /// Time limit for all nodes to know all paths.
 const KNOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Running overlay. Dropping it ends its nodes. They are named `n0`, `n1` and so on.
+/// Running overlay, whose nodes are named `n0`, `n1` and so on; stopped when dropped.
 #[derive(Debug)]
 pub struct Overlays {
     scratch: Scratch,
@@ -65,7 +65,7 @@ impl Overlays {
         Ok(overlays)
     }
 
-    /// Starts node `n`; if it runs, it is ended first.
+    /// Starts node `n`; stops it first if it is running.
     pub fn restart(&mut self, n: usize) -> Result<()> {
         self.stop(n);
         let node = &self.nodes[n].0;
@@ -79,7 +79,7 @@ impl Overlays {
         Ok(())
     }
 
-    /// Ends node `n`.
+    /// Stops node `n`.
     pub fn stop(&mut self, n: usize) {
         self.nodes[n].1 = None;
     }
@@ -110,7 +110,7 @@ impl Overlays {
     }
 }
 
-/// Reads the table of the node behind a socket.
+/// Reads a node's path table from its socket.
 fn table(socket: &Path) -> Result<Table> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;

@@ -104,8 +104,8 @@ impl Proxy {
         Self::run(node, &[&own, arguments].concat(), scratch)
     }
 
-    /// Starts a hop agent for the hops in `text`, with a user and the capabilities of a package's
-    /// unit.
+    /// Starts a hop agent for the hops in `text` as `user`, with the capabilities that the unit of
+    /// the package grants.
     pub fn unprivileged_hop_agent(node: &Node, text: &str, user: u32) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         let file = scratch.write(HOPS, text)?;
@@ -122,13 +122,13 @@ impl Proxy {
         Self::spawn(node, command, scratch)
     }
 
-    /// Replaces the hops of a hop agent and makes it reload them.
+    /// Replaces the hops of a hop agent and makes the agent reload them.
     pub fn reload_hops(&self, text: &str) -> Result<()> {
         self.scratch.write(HOPS, text)?;
         self.hang_up()
     }
 
-    /// Replaces the lines of the config file and makes the proxy reload it.
+    /// Replaces the lines of the config file and makes the proxy reload the file.
     pub fn reload(&self, lines: &str) -> Result<()> {
         config(&self.scratch, lines)?;
         self.hang_up()
@@ -139,7 +139,7 @@ impl Proxy {
         Ok(kill_process(pid.context("the proxy has no process ID")?, Signal::HUP)?)
     }
 
-    /// Returns the directory of its files, which contains the status socket.
+    /// Returns the directory of the proxy's files, which contains the status socket.
     pub fn directory(&self) -> &Path {
         self.scratch.path()
     }
@@ -157,7 +157,7 @@ impl Proxy {
         Ok(Proxy { process, scratch })
     }
 
-    /// Returns the process, to measure or end it.
+    /// Returns the process, to measure or stop it.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

@@ -1,5 +1,5 @@
-//! Gateways of two racks, set up as an operator would: all members of a site have the same
-//! config file. Only the directories of their keys and sockets differ, because all run on one
+//! Gateways of two racks, set up as by an operator: all members of a site have the same config
+//! file. Only the directories of their keys and sockets differ, because all members run on one
 //! machine here.
 
 use std::fs;
@@ -18,7 +18,7 @@ pub const LETTERS: [char; 2] = ['a', 'b'];
 /// Time limit for all sessions to be up.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Gateways of both racks; they end when dropped.
+/// Gateways of both racks; stopped when dropped.
 #[derive(Debug)]
 pub struct RackGateways {
     /// Gateways of each site, A first.
@@ -77,7 +77,7 @@ impl RackGateways {
         Ok(())
     }
 
-    /// Number of sessions of a gateway of `site` that are up.
+    /// Returns the number of sessions of a gateway of `site` that are up.
     fn sessions(&self, site: usize, gateway: &Gateway) -> usize {
         let Ok(status) = gateway.status() else { return 0 };
         let name = |n: usize| peer_name(1 - site, n);
@@ -93,12 +93,12 @@ impl RackGateways {
         Ok(())
     }
 
-    /// Config of member `n` of `site` without a list of members, as `viaduct fleet` needs it.
+    /// Returns the config of member `n` of `site` without a list of members, for `viaduct fleet`.
     pub fn base(&self, site: usize, n: usize) -> String {
         self.with_members(site, &self.scratches[site][n], "", "")
     }
 
-    /// Config of a member of `site`; the member `drained` is drained.
+    /// Returns the config of a member of `site`; the member `drained` is drained.
     fn file(&self, site: usize, scratch: &Scratch, drained: &str) -> String {
         let member = |of: usize, n: usize, table: &str| {
             let (key, name) = (self.keys[of][n].public(), format!("{}{}", LETTERS[of], n + 1));
@@ -130,7 +130,7 @@ impl RackGateways {
     }
 }
 
-/// Name of member `n` of `site`, counted from 0, as its peers call it.
+/// Returns the name of member `n` of `site`, counted from 0, in the status of its peers.
 pub fn peer_name(site: usize, n: usize) -> String {
     format!("site-{0}/{0}{1}", LETTERS[site], n + 1)
 }

@@ -33,7 +33,7 @@ pub struct ShellArgs {
     /// Start a gateway at each site, with the default code
     #[arg(long)]
     pub gateways: bool,
-    /// Gateways split the hosts' TCP connections
+    /// Split the hosts' TCP connections at the gateways
     #[arg(long, requires = "gateways")]
     pub split: bool,
     /// Congestion control of the hosts' TCP, and of split connections between the gateways
@@ -79,7 +79,7 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
         let split = |spec: GatewaySpec| spec.split().congestion_control(&args.congestion_control);
         world.protect(&if args.split { split(spec) } else { spec })?;
     }
-    let helpers = Scratch::new().context("cannot make a directory for the helper commands")?;
+    let helpers = Scratch::new().context("cannot create a directory for the helper commands")?;
     write_helpers(&world.dumbbell, &helpers)?;
     run(args, &mut world, &helpers)
 }
@@ -144,7 +144,7 @@ fn banner(args: &ShellArgs, world: &Dumbbell) -> String {
         hosts.iter().map(each).collect::<Vec<_>>().join("  ")
     };
     let gateways = match args.gateways {
-        true => "Gateways protect the link: `viaduct status --name site-a` shows what A's sees.",
+        true => "Gateways protect the link: `viaduct status --name site-a` shows the state of A.",
         false => "No gateways run; exit and start again with --gateways to see their effect.",
     };
     format!(
@@ -152,7 +152,7 @@ fn banner(args: &ShellArgs, world: &Dumbbell) -> String {
          You are in a1. A machine's name runs a command in it, or a shell:\n  \
          gwa ip addr        b1 iperf3 -s        ping $B1\n\
          {gateways}\n\
-         TCP uses {} (--congestion-control). The world ends with this shell.\n\n",
+         TCP uses {} (--congestion-control). The world is removed when this shell exits.\n\n",
         list(world.hosts_a()),
         list(world.hosts_b()),
         args.congestion_control

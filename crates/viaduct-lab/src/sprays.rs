@@ -64,8 +64,8 @@ impl Spray {
 
 impl Drop for Spray {
     fn drop(&mut self) {
-        // A killed process would leave its rules in the node. One that has ended by itself has
-        // removed them.
+        // A killed process would leave its rules in the node. A process that has exited by itself
+        // has removed its rules.
         if let Some(pid) = Pid::from_raw(self.process.id().cast_signed())
             && kill_process(pid, Signal::TERM).is_ok()
         {
@@ -74,7 +74,7 @@ impl Drop for Spray {
     }
 }
 
-/// Names and addresses of hosts, as replicas.
+/// Returns the names and addresses of hosts, for use as replicas.
 pub fn named(hosts: &[Host]) -> Vec<(&str, Ipv4Addr)> {
     hosts.iter().map(|host| (host.name(), host.v4())).collect()
 }

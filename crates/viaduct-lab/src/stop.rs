@@ -1,5 +1,5 @@
-//! Ctrl-C. The first one stops the running work soon and keeps its results; the second ends the
-//! lab at once.
+//! Handling of Ctrl-C. The first signal stops the running work and keeps its results; the second
+//! ends the process immediately.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,13 +37,13 @@ pub fn check() -> Result<(), Stopped> {
     if is_requested() { Err(Stopped) } else { Ok(()) }
 }
 
-/// Sleeps for `time`. Fails if a stop is requested meanwhile.
+/// Sleeps for `time`. Fails if a stop is requested in the meantime.
 pub fn sleep(time: Duration) -> Result<(), Stopped> {
     wait_until(time, Duration::from_millis(20), || false).map(drop)
 }
 
-/// Calls `done` every `pause` until it returns true, for at most `limit`. Returns its last answer.
-/// Fails if a stop was requested.
+/// Calls `done` every `pause` until it returns true, for at most `limit`. Returns the last result
+/// of `done`. Fails if a stop was requested.
 pub fn wait_until(
     limit: Duration,
     pause: Duration,

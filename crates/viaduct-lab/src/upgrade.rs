@@ -1,4 +1,4 @@
-//! Upgrades of running proxies by `viaduct upgrade`, and the processes that take over.
+//! Upgrades of running proxies and gateways by `viaduct upgrade`, and their new processes.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use crate::binary::binary;
 use crate::stop;
 
-/// Time in which a process must end after SIGTERM.
+/// Time within which a process must exit after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 /// Poll interval while a process ends.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -28,8 +28,8 @@ pub struct ForeignProcess {
     fd: OwnedFd,
 }
 
-/// Makes this process the subreaper until dropped: it becomes the parent of processes whose parent
-/// has ended, learns their exit status, and reaps them.
+/// Makes this process the subreaper until the value is dropped: the parent of processes whose
+/// parent has ended, so that it can read their exit status and reap them.
 #[derive(Debug)]
 pub struct Adoption(());
 
@@ -43,7 +43,7 @@ impl Adoption {
 
 impl Drop for Adoption {
     fn drop(&mut self) {
-        // It cannot fail.
+        // This call cannot fail.
         let _ = set_child_subreaper(None);
     }
 }
@@ -54,9 +54,9 @@ struct Report {
     new: u32,
 }
 
-/// Lets the proxy whose sockets are in `run_dir` continue in a new process, by `viaduct upgrade`
-/// with these further arguments. Returns the new process. Fails if the command fails; the error is
-/// the command's message.
+/// Replaces the process of the proxy or gateway whose sockets are in `run_dir`, by `viaduct
+/// upgrade` with these further arguments. Returns the new process. Fails if the command fails; the
+/// error is the command's message.
 pub fn upgrade(run_dir: &Path, arguments: &[&str]) -> Result<ForeignProcess> {
     let mut command = Command::new(binary()?);
     command.args(["upgrade", "--json", "--run-dir"]).arg(run_dir).args(arguments);
@@ -101,7 +101,7 @@ impl ForeignProcess {
     pub fn end(&self) -> Result<()> {
         pidfd_send_signal(&self.fd, Signal::TERM)?;
         let ended = stop::wait_until(END_TIMEOUT, END_POLL_INTERVAL, || self.has_ended())?;
-        ensure!(ended, "process {} does not end within {END_TIMEOUT:?}", self.pid);
+        ensure!(ended, "process {} does not exit within {END_TIMEOUT:?}", self.pid);
         Ok(())
     }
 }

@@ -40,7 +40,7 @@ impl World {
         self.dumbbell.emulator()
     }
 
-    /// Starts a pair of gateways in place of any running ones.
+    /// Starts a pair of gateways, after stopping any that run.
     pub fn protect(&mut self, spec: &GatewaySpec) -> Result<&mut Gateways> {
         self.unprotect();
         Ok(self.gateways.insert(Gateways::start(&self.dumbbell, spec)?))
@@ -49,7 +49,7 @@ impl World {
     /// Stops the gateways, if any.
     pub fn unprotect(&mut self) {
         if let Some(mut gateways) = self.gateways.take() {
-            // The experiment may have killed either one.
+            // The experiment may have killed either gateway.
             let _ = gateways.a.stop();
             let _ = gateways.b.stop();
         }
@@ -77,7 +77,7 @@ impl World {
 
     /// Returns the link, which must be emulated.
     pub fn link(&self) -> Result<&Emulator> {
-        self.emulator().context("the link is not an emulated one")
+        self.emulator().context("the link is not emulated")
     }
 
     /// Runs `iperf` from a1 to b1; returns the throughput in Mb/s.

@@ -59,7 +59,7 @@ impl World {
             let began = Instant::now();
             let mut packet = vec![0u8; len - 28];
             for i in 0..packets {
-                // A sender that is behind does not sleep until it has caught up.
+                // A sender that is behind its schedule does not sleep until it has caught up.
                 thread::sleep((gap * i).saturating_sub(began.elapsed()));
                 packet[..4].copy_from_slice(&i.to_be_bytes());
                 packet[4..12].copy_from_slice(&nanos(SystemTime::now()).to_be_bytes());
@@ -74,8 +74,8 @@ impl World {
     }
 }
 
-/// Receives packets until the last one, or until half a second of silence. Delays end at the
-/// kernel's timestamp, so the receiver's own sleep does not count as the link's.
+/// Receives packets until the last one, or until none arrives for half a second. A delay ends at
+/// the kernel's receive timestamp, so that the receiver's wake-up time does not count.
 fn receive(socket: &UdpSocket, packets: u32) -> Vec<(u32, f64)> {
     let mut arrived = Vec::new();
     let mut packet = [0u8; 2000];
@@ -147,7 +147,7 @@ fn delays(arrived: &[(u32, f64)]) -> Vec<f64> {
 }
 
 #[test]
-fn packets_take_the_delay_and_the_record_names_exactly_those_lost() {
+fn packets_are_delayed_and_the_record_lists_exactly_the_lost_ones() {
     let _alone = ALONE.lock();
     let world = World::new("delay=20ms,loss=2%x3", false);
     let arrived = world.send(3000, 1200, Duration::from_micros(500));
@@ -170,7 +170,7 @@ fn packets_take_the_delay_and_the_record_names_exactly_those_lost() {
 }
 
 #[test]
-fn the_rate_holds_and_the_queue_overflows_by_the_model() {
+fn the_rate_and_the_queue_drops_match_the_model() {
     let _alone = ALONE.lock();
     let world = World::new("rate=40M,delay=5ms,queue=20ms", false);
     // 60 Mb/s offered for a second.

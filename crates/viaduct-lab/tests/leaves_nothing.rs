@@ -35,7 +35,7 @@ fn a_dropped_world_is_gone() {
 }
 
 #[test]
-fn a_daemon_goes_with_its_world() {
+fn a_daemon_is_killed_with_its_world() {
     let world = world();
     let canary = watched(&world);
     world.b1().run("iperf3", &["--server", "--daemon"]).unwrap();
@@ -64,7 +64,7 @@ fn a_world_that_cannot_be_built_leaves_nothing() {
     let before = interfaces_here();
     // No packet passes the link, so building fails, but only after everything has been set up.
     let wan = Wan::emulated("loss=100%".parse().unwrap(), 1);
-    let spec = DumbbellSpec { wan, patience: Duration::from_millis(200), ..Default::default() };
+    let spec = DumbbellSpec { wan, timeout: Duration::from_millis(200), ..Default::default() };
     let text = Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string();
     assert!(text.starts_with("in a1: reaching 10.2.1.2 ("), "{text}");
     assert!(text.ends_with(") not done after 0.2 s"), "{text}");
@@ -72,7 +72,7 @@ fn a_world_that_cannot_be_built_leaves_nothing() {
 }
 
 #[test]
-fn two_worlds_stand_side_by_side() {
+fn two_worlds_can_coexist() {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     let worlds = [world(), world()];

@@ -1,4 +1,4 @@
-//! Content of the bytes: constant, text or random; identical at both ends.
+//! Content of the transferred bytes: constant, text or random; identical at both ends.
 
 use viaduct_proto::rng::Rng;
 

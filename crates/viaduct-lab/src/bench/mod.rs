@@ -114,7 +114,7 @@ pub struct Load {
 }
 
 impl Program {
-    /// Runs the program to its end. Fails if a connection cannot be made or breaks.
+    /// Runs the program to its end. Fails if a connection cannot be opened or breaks.
     pub fn run(&self) -> Result<()> {
         match self {
             Program::Serve { at } => Ok(server::run(at)?),

@@ -44,8 +44,9 @@ pub(super) fn close((warm_up, seconds): (Duration, Duration)) -> Result<f64> {
     rate(warm_up, seconds, AT_ONCE, || file.try_clone().map(drop))
 }
 
-/// Reads lines `short N` or `held N` from standard input: opens N connections, and closes them at
-/// once or holds them. Prints a line after each line of input; ends at the end of the input.
+/// Reads lines `short N` or `held N` from standard input. Opens N connections for each, which it
+/// closes immediately (`short`) or holds open (`held`), and then prints the line. Returns at the
+/// end of the input.
 pub(super) fn flows(to: &Place) -> Result<()> {
     let to = address(to)?;
     let mut held = Vec::new();

@@ -27,7 +27,7 @@ fn serve(mut stream: Stream) -> io::Result<()> {
     }
 }
 
-/// Writes as many bytes as the request asks for, in blocks; without end if it asks for 0.
+/// Writes the requested number of bytes in blocks; without end if the number is 0.
 fn pour(mut stream: Stream, request: Request) -> io::Result<()> {
     let (mut block, mut source) =
         (vec![0x5a; request.block as usize], Source::new(request.content));

@@ -40,10 +40,9 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Place, String> {
         match text.strip_prefix("unix:") {
             Some(path) => Ok(Place::Path(path.into())),
-            None => text
-                .parse()
-                .map(Place::Ip)
-                .map_err(|_| format!("{text:?} is no address; 127.0.0.1:9000 and unix:/tmp/s are")),
+            None => text.parse().map(Place::Ip).map_err(|_| {
+                format!("{text:?} is not an address such as 127.0.0.1:9000 or unix:/tmp/s")
+            }),
         }
     }
 }
@@ -80,7 +79,7 @@ impl Listener {
 }
 
 impl Stream {
-    /// Disables Nagle's algorithm, so that writes are sent at once.
+    /// Disables Nagle's algorithm, so that writes are sent without delay.
     pub fn set_nodelay(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.set_nodelay(true),

@@ -99,11 +99,15 @@ impl Crossing {
         let findings = self.findings();
         let factor = |program| findings.factor(program).unwrap_or(f64::NAN);
         if self.args.is_standard() {
-            run.at_least("cubic with Viaduct over plain cubic", factor(Program::Cubic), 20.0);
+            run.at_least(
+                "cubic with Viaduct, relative to plain cubic",
+                factor(Program::Cubic),
+                20.0,
+            );
             if !self.args.quick {
-                let name = "time of the plain download over that with Viaduct";
+                let name = "time of the plain download, relative to that with Viaduct";
                 run.at_least(name, factor(Program::Download), 2.0);
-                let name = "p99 delay of plain messages over that with Viaduct";
+                let name = "p99 delay of plain messages, relative to that with Viaduct";
                 run.at_least(name, factor(Program::Messages), 1.5);
             }
         }

@@ -1,4 +1,4 @@
-//! Findings of the demo: a figure for each program and path.
+//! Findings of the demo: a figure for each program and setup.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Phase {
     }
 }
 
-/// The two paths across the link.
+/// Setup of the sites: without or with gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setup {
     /// Without gateways.
@@ -78,7 +78,7 @@ pub(super) enum Figure {
 }
 
 impl Figure {
-    /// Returns the figure on a scale where more is better; `None` if the program could not be run.
+    /// Returns the figure on a scale where higher is better; `None` if the program could not run.
     fn merit(&self) -> Option<f64> {
         match self {
             Figure::Throughput(rate) => Some(*rate),

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   settings ──> crossing: the experiment ──> findings ──> screen: drawing, table, lesson
-//!   (options)      │    4 programs × 2 paths               └─> out/index.html, out/demo.json
+//!   (options)      │    4 programs × 2 setups              └─> out/index.html, out/demo.json
 //!                  ├──> programs: one run of one program
 //!                  └──> watch: the dashboard, with --watch
 //! ```
@@ -41,16 +41,16 @@ pub const ABOUT: About = About {
               mask the loss from unmodified hosts.",
 };
 
-/// Runs the demo. Call it while the process has a single thread: without root it moves the process
-/// into a user namespace. Returns the exit status: 1 if something could not be measured or a check
-/// does not hold, 130 if stopped by Ctrl-C. Fails if a program is missing, the kernel refuses the
-/// namespaces, or the results cannot be written.
+/// Runs the demo. Must be called while the process has a single thread: without root, the process
+/// enters a user namespace. Returns the exit status: 1 if a check does not hold, 130 if stopped by
+/// Ctrl-C. Fails if a required program is missing, the kernel refuses the namespaces, or the
+/// results cannot be written.
 pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     programs::require()?;
     fs::create_dir_all(&args.out)
-        .with_context(|| format!("--out: cannot make {}", args.out.display()))?;
-    // Without root the demo's own network cannot be reached from outside, so the dashboard starts
-    // before the process enters it.
+        .with_context(|| format!("--out: cannot create {}", args.out.display()))?;
+    // Without root, the namespace of the demo cannot be reached from outside, so the dashboard
+    // starts before the process enters that namespace.
     let dashboard = args.watch.map(Dashboard::start).transpose().context("--watch")?;
     become_root()?;
     stop::on_signals().context("cannot handle Ctrl-C")?;

@@ -49,7 +49,7 @@ pub(super) struct Size {
     /// Size of the download in bytes.
     pub(super) file: usize,
     /// Time limit of a download.
-    patience: Duration,
+    timeout: Duration,
     /// Duration of the stream of messages.
     messages: Duration,
 }
@@ -63,7 +63,7 @@ impl Size {
             bbr: (10, 5),
             pair: (20, 10),
             file: 4_000_000,
-            patience: seconds(60),
+            timeout: seconds(60),
             messages: seconds(12),
         };
         let quick = Size {
@@ -71,7 +71,7 @@ impl Size {
             bbr: (2, 1),
             pair: (3, 3),
             file: 1_000_000,
-            patience: seconds(15),
+            timeout: seconds(15),
             messages: seconds(2),
         };
         if args.quick { quick } else { whole }
@@ -79,9 +79,9 @@ impl Size {
 }
 
 /// Port of the flow that the gateways do not protect.
-pub(super) const LEFT_ALONE: u16 = 5_301;
+pub(super) const UNPROTECTED_PORT: u16 = 5_301;
 
-/// Messages per second, and bytes of each.
+/// Messages per second, and bytes per message.
 pub(super) const MESSAGES: (f64, usize) = (50.0, 200);
 
 impl Program {
@@ -107,8 +107,8 @@ impl Program {
         }
     }
 
-    /// Runs the program; time series that it measures go into the report. Errors: only on Ctrl-C,
-    /// because a program that cannot run on a bad link is a finding, too.
+    /// Runs the program and adds its time series to the report. Errors: only `Stopped`, on Ctrl-C;
+    /// any other failure, such as on a very bad link, is returned as a finding.
     pub(super) fn measure(
         self,
         run: &mut Run,
@@ -151,8 +151,8 @@ fn iperf(
     let report = Iperf::tcp(congestion, seconds, warm_up).run(world.a1(), world.b1())?;
     let title = match phase {
         Phase::Requested | Phase::Shared => "Throughput of iperf3",
-        Phase::Clean => "Throughput of iperf3 where nothing is lost",
-        Phase::Bursts => "Throughput of iperf3 where packets are lost 30 in a row",
+        Phase::Clean => "Throughput of iperf3 without loss",
+        Phase::Bursts => "Throughput of iperf3 with loss bursts of 30 packets",
     };
     let plot = Plot::line(title, ("time", "s"), ("throughput", "Mb/s"));
     let series = run.series(&plot, &format!("{congestion}, {}", setup.name()));
@@ -167,8 +167,8 @@ fn pair(world: &World, (seconds, warm_up): (u32, u32)) -> Result<Figure, Topolog
     let flow = |port| Iperf { port, ..Iperf::tcp("cubic", seconds, warm_up) };
     let run = |port| flow(port).run(world.a1(), world.b1());
     let (first, second) = std::thread::scope(|scope| {
-        let second = scope.spawn(|| run(LEFT_ALONE));
-        (run(LEFT_ALONE - 1), second.join())
+        let second = scope.spawn(|| run(UNPROTECTED_PORT));
+        (run(UNPROTECTED_PORT - 1), second.join())
     });
     let second = second.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     Ok(Figure::Pair(first?.arrival_rate, second.arrival_rate))
@@ -181,7 +181,7 @@ fn download(
     size: &Size,
     setup: Setup,
 ) -> Result<Figure, TopologyError> {
-    let figure = match server.download(world.a1(), size.patience) {
+    let figure = match server.download(world.a1(), size.timeout) {
         Ok(download) => Figure::Took(download.time),
         Err(TopologyError::TimedOut { after, .. }) => Figure::GaveUp(after),
         Err(other) => return Err(other),
@@ -208,7 +208,7 @@ fn messages(
     };
     let messages = stream.run(world.a1(), world.b1())?;
     crate::stop::check()?;
-    let delay = |message: &Message| message.latency.unwrap_or(stream.patience);
+    let delay = |message: &Message| message.latency.unwrap_or(stream.timeout);
     let plot = Plot::scatter("Delay of each message", ("time", "s"), ("delay", "ms"));
     let series = run.series(&plot, setup.name());
     for message in &messages {
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_percentile_is_the_least_that_so_many_do_not_exceed() {
+    fn percentiles_are_computed_by_nearest_rank() {
         let delays: Vec<Duration> = (1..=100).map(Duration::from_millis).collect();
         assert_eq!(percentile(&delays, 0.5), Duration::from_millis(50));
         assert_eq!(percentile(&delays, 0.99), Duration::from_millis(99));

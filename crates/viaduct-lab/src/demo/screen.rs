@@ -12,7 +12,7 @@ use crate::experiment::{Ended, Outcome, number};
 /// Returns the introduction: a drawing of the link and a description of the runs.
 pub(super) fn introduction(args: &DemoArgs) -> String {
     let rtt = rounded(args.rtt.as_secs_f64() * 1e3);
-    let link = format!("{}, {rtt} ms there and back", rate(args.rate as f64));
+    let link = format!("{}, {rtt} ms round trip", rate(args.rate as f64));
     let loss = match (args.loss, args.burst) {
         (0.0, _) => "loses nothing".to_owned(),
         (share, 1) => format!("loses {} % of all packets, at random", percent(share)),
@@ -27,9 +27,9 @@ pub(super) fn introduction(args: &DemoArgs) -> String {
     format!(
         "\n{sites}\n{wire}\n{loss}\n\n\
          Four unmodified programs cross this link: first with the kernel alone, then with a\n\
-         Viaduct gateway at each site, which sends repairs beside the packets and rebuilds what\n\
-         the link lost. Then the link loses nothing, loses long bursts, and is shared, to show\n\
-         what that costs. It takes about {time}; Ctrl-C ends it.\n\n"
+         Viaduct gateway at each site, which sends repairs in addition to the packets and\n\
+         rebuilds lost packets. Then the demo shows the cost: on a link without loss, with long\n\
+         loss bursts, and shared with another flow. It takes about {time}; Ctrl-C ends it.\n\n"
     )
 }
 
@@ -87,7 +87,7 @@ pub(super) fn ending(outcome: &Outcome, page: &Path) -> String {
     let mut out = String::new();
     for check in outcome.checks.iter().filter(|check| !check.holds) {
         let (value, bound) = (number(check.value), &check.bound);
-        let _ = writeln!(out, "Not as promised: {} is {value}, must be {bound}.", check.name);
+        let _ = writeln!(out, "Check failed: {} is {value}, must be {bound}.", check.name);
     }
     if outcome.ended == Ended::Stopped {
         out += "Stopped: the table is partial.\n";
@@ -109,8 +109,8 @@ fn lesson(findings: &Findings) -> String {
     };
     if factor < 1.3 {
         return format!(
-            "On this link loss hardly slows TCP down (cubic: {cubic}), so there is little for\n\
-             Viaduct to win, and its repairs take a part of the link's rate.\n"
+            "On this link, loss hardly slows TCP down (cubic: {cubic}), so there is little for\n\
+            Viaduct to gain, and its repairs use a part of the link's rate.\n"
         );
     }
     let faster = findings.factor(Program::Download).is_some_and(|factor| factor > 1.1);
@@ -119,7 +119,7 @@ fn lesson(findings: &Findings) -> String {
         .map_or(String::new(), |d| format!(", a download {d}"));
     let bbr = match findings.factor(Program::Bbr) {
         Some(factor) if factor < 1.0 => {
-            "bbr does not slow down for loss: repairs win it nothing.\n"
+            "bbr does not slow down on loss, so it gains nothing from repairs.\n"
         }
         _ => "",
     };
@@ -131,8 +131,8 @@ fn lesson(findings: &Findings) -> String {
         format!(": of {} lost packets {} were", counters.lost, counters.recovered)
     });
     format!(
-        "Cubic, most systems' TCP, takes every lost packet for congestion and slows down. With\n\
-         Viaduct it sees only those that could not be rebuilt{saw}.\n\
+        "Cubic, most systems' TCP, treats every lost packet as congestion and slows down. With\n\
+        Viaduct it sees only the losses that could not be rebuilt{saw}.\n\
          cubic {cubic}{download}.\n{bbr}\
          No program, host or server was changed; if a gateway dies, packets flow on without it.\n"
     )
@@ -145,7 +145,7 @@ fn price(findings: &Findings, code: &str) -> String {
     };
     let mut out = format!(
         "\nPrice: {:.2} bytes of repairs for each byte of data, by {code}.\n\
-         Packets of data that were lost, and of them rebuilt:\n",
+         Data packets lost, and how many of them were rebuilt:\n",
         all.overhead(),
     );
     for (program, counters) in counters {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_shows_the_gain_and_the_lesson_says_it() {
+    fn the_table_and_the_lesson_show_the_gain() {
         let said = table(&args("").unwrap(), &findings(0.7e6, 135e6), false);
         let row: Vec<&str> = said.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(row[3..], ["0.7", "Mb/s", "135", "Mb/s", "x", "193"], "{said}");
@@ -242,11 +242,11 @@ mod tests {
     #[test]
     fn a_run_without_gain_is_reported_as_such() {
         let said = table(&args("--loss 0").unwrap(), &findings(180e6, 140e6), false);
-        assert!(said.contains("little for\nViaduct to win"), "{said}");
+        assert!(said.contains("little for\nViaduct to gain"), "{said}");
     }
 
     #[test]
-    fn what_did_not_run_is_a_dash_or_a_reason() {
+    fn a_program_that_did_not_run_shows_a_dash_or_the_reason() {
         let mut partial = Findings::default();
         partial.add(
             Phase::Requested,
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn the_introduction_draws_the_configured_link() {
         let said = introduction(&args("--loss 0.5% --burst 8 --rtt 30ms").unwrap());
-        assert!(said.contains("200 Mb/s, 30 ms there and back"), "{said}");
+        assert!(said.contains("200 Mb/s, 30 ms round trip"), "{said}");
         assert!(said.contains("loses 0.5 % of all packets, 8 in a row"), "{said}");
     }
 }

@@ -8,7 +8,7 @@ use viaduct_proto::link::{LinkConfig, Loss};
 use viaduct_proto::units;
 
 use super::findings::Phase;
-use super::programs::LEFT_ALONE;
+use super::programs::UNPROTECTED_PORT;
 use crate::gateways::GatewaySpec;
 
 /// Options of `viaduct demo`; all have defaults.
@@ -36,12 +36,12 @@ pub struct DemoArgs {
     /// Directory that the report and the result are written to
     #[arg(long, value_name = "DIR", default_value = "report")]
     pub out: PathBuf,
-    /// Show live plots of the gateways on a web page meanwhile, at http://127.0.0.1:7480/ or at
-    /// another address of this machine
+    /// Show live plots of the gateways on a web page during the run, at http://127.0.0.1:7480/ or
+    /// at another address of this machine
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
           default_missing_value = "127.0.0.1:7480")]
     pub watch: Option<SocketAddr>,
-    /// Seed of everything random
+    /// Seed of all random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
@@ -72,7 +72,8 @@ impl DemoArgs {
     /// Returns the gateway settings: the defaults, plus a class without repairs for one flow.
     pub(super) fn gateways(&self) -> GatewaySpec {
         let class = format!(
-            "\n[[peer.class]]\nname = \"beside\"\nports = [{LEFT_ALONE}]\nrepairs = \"none\"\n"
+            "\n[[peer.class]]\nname = \"beside\"\nports = [{UNPROTECTED_PORT}]\n\
+             repairs = \"none\"\n"
         );
         GatewaySpec::fec(&class)
     }
@@ -128,7 +129,7 @@ fn round_trip(text: &str) -> Result<Duration, String> {
 
 fn rate(text: &str) -> Result<u64, String> {
     let rate = units::rate(text).filter(|rate| (1_000_000..=1_000_000_000).contains(rate));
-    rate.ok_or_else(|| "bits a second from 1M to 1G are expected, such as 200M".into())
+    rate.ok_or_else(|| "a rate from 1M to 1G bits per second is expected, such as 200M".into())
 }
 
 #[cfg(test)]
@@ -148,7 +149,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_a_word_it_is_the_promised_link() {
+    fn the_defaults_describe_the_standard_link() {
         let demo = args("").unwrap();
         assert!(demo.is_standard());
         assert_eq!(demo.link().to_string(), "rate=200M,delay=50ms,queue=100ms,loss=1%");
@@ -166,7 +167,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_can() {
+    fn invalid_values_are_rejected_with_the_valid_range() {
         let cases =
             [("--loss 1", "20%"), ("--rtt 2s", "1s"), ("--rate 5", "1M"), ("--burst 0", "1.")];
         for (words, expected) in cases {

@@ -19,10 +19,10 @@ use crate::topology::Scratch;
 
 /// Time limit for the dashboard to start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval of checks for its start, and for Ctrl-C.
+/// Interval of the checks whether the dashboard has started, and whether Ctrl-C was pressed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Running dashboard; it ends when dropped.
+/// Running dashboard; stopped when dropped.
 #[derive(Debug)]
 pub(super) struct Dashboard {
     process: Child,
@@ -31,11 +31,11 @@ pub(super) struct Dashboard {
 }
 
 impl Dashboard {
-    /// Starts the dashboard at `listen`, and waits until it listens. Call it from the main thread:
-    /// the kernel kills the dashboard when the calling thread ends.
+    /// Starts the dashboard at `listen`, and waits until it listens. Must be called from the main
+    /// thread: the kernel kills the dashboard when the calling thread ends.
     ///
     /// # Errors
-    /// If it does not start, for example because the address is in use.
+    /// If the dashboard does not start, for example because the address is in use.
     pub(super) fn start(listen: SocketAddr) -> Result<Dashboard> {
         ensure!(listen.ip().is_loopback(), "a loopback address is expected, not {listen}");
         let scratch = Scratch::new()?;
@@ -53,7 +53,7 @@ impl Dashboard {
         let is_over = || listens() || !matches!(process.try_wait(), Ok(None));
         stop::wait_until(START_TIMEOUT, POLL_INTERVAL, is_over)?;
         if !listens() {
-            bail!("the dashboard does not start: {}", fs::read_to_string(&log)?.trim());
+            bail!("the dashboard did not start: {}", fs::read_to_string(&log)?.trim());
         }
         Ok(dashboard)
     }
@@ -68,8 +68,8 @@ impl Dashboard {
         format!("http://{}/", self.listen)
     }
 
-    /// Keeps the dashboard until Ctrl-C. Returns at once without a terminal, or if the demo
-    /// was stopped.
+    /// Keeps the dashboard running until Ctrl-C. Returns immediately if stdout is not a terminal
+    /// or the demo was stopped.
     pub(super) fn linger(self, outcome: &Outcome) -> Result<()> {
         if matches!(outcome.ended, Ended::Stopped) || !std::io::stdout().is_terminal() {
             return Ok(());

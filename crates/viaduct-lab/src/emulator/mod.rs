@@ -15,10 +15,10 @@
 //! | file | noun |
 //! |---|---|
 //! | `pool` | the buffers of one direction |
-//! | `lane` | one direction: TUN, pool, link, TUN |
-//! | `shuttle` | the thread: both lanes, its sleep, its requests |
+//! | `one_way` | one direction: TUN, pool, link, TUN |
+//! | `shuttle` | the thread: both directions, its sleep, requests to it |
 
-mod lane;
+mod one_way;
 mod pool;
 mod shuttle;
 
@@ -110,7 +110,7 @@ pub enum EmulatorError {
     Ended,
 }
 
-/// Running emulator. It stops when dropped, and its interfaces disappear.
+/// Running emulator. Dropping it stops the thread and removes the interfaces.
 #[derive(Debug)]
 pub struct Emulator {
     questions: Option<Sender<Question>>,
@@ -140,7 +140,7 @@ impl Emulator {
         Ok(Emulator { questions: Some(questions), wake, thread: Some(thread), tuns })
     }
 
-    /// Changes one direction from now on; packets in flight are unaffected.
+    /// Changes the configuration of one direction; packets in flight are unaffected.
     pub fn set(&self, direction: Direction, config: LinkConfig) -> Result<(), EmulatorError> {
         self.ask(move |shuttle| shuttle.set(direction, config))
     }
@@ -170,8 +170,8 @@ impl Emulator {
         answered.recv().map_err(|_| EmulatorError::Ended)
     }
 
-    /// Ends the thread's sleep. The write fails only if the eventfd's counter is full, and then the
-    /// thread has been woken already.
+    /// Wakes the thread. The write fails only if the eventfd's counter is full; then the thread has
+    /// been woken already.
     fn wake(&self) {
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }

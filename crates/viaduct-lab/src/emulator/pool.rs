@@ -1,4 +1,4 @@
-//! Pool of equal buffers, addressed by number.
+//! Pool of buffers of equal size, addressed by number.
 
 /// Slab of buffers, reused in last-in-first-out order, so that the memory touched is limited to
 /// the maximum held at one time.
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_apart_and_run_out() {
+    fn buffers_do_not_overlap_and_run_out() {
         let mut pool = Pool::new(10, 25);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
         assert_eq!(pool.take(), None);

@@ -13,7 +13,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::route::interface::InterfaceError;
 use viaduct_sys::route::tun::Tun;
 
-use super::lane::{Lane, Turn};
+use super::one_way::{Batch, OneWay};
 use super::{Direction, EmulatorConfig, EmulatorStats};
 
 /// Real-time priority above ordinary threads and below the kernel's urgent ones.
@@ -28,11 +28,11 @@ const NAPS: [(u128, Duration); 2] =
 const LEAD: Duration = Duration::from_micros(150);
 
 /// Margin by which a thread that does not spin is woken before a packet is due: the shortest time
-/// that a wake-up takes. With a larger margin the thread would often be early, and have to spin.
+/// that a wake-up takes. With a larger margin the thread would often wake early, and have to spin.
 const HEAD_START: Duration = Duration::from_micros(40);
 
-/// Maximum working time without sleep. Afterwards this thread sleeps for [`BREAK`], which leaves
-/// other threads of the core the 5 % that the kernel guarantees them. Otherwise the kernel would
+/// Maximum working time without sleep. The thread then sleeps for [`BREAK`], which leaves to the
+/// core's other threads the 5 % that the kernel reserves for them. Otherwise the kernel would
 /// suspend this real-time thread for 50 ms at a time.
 const STINT: Duration = Duration::from_millis(1);
 
@@ -42,11 +42,11 @@ const BREAK: Duration = Duration::from_micros(60);
 /// Request executed by the thread between two packets.
 pub(super) type Question = Box<dyn FnOnce(&mut Shuttle) + Send>;
 
-/// Both lanes and the state of their thread.
+/// Both directions and the state of their thread.
 #[derive(Debug)]
 pub(super) struct Shuttle {
     tuns: Arc<[Tun; 2]>,
-    lanes: [Lane; 2],
+    directions: [OneWay; 2],
     wake: Arc<OwnedFd>,
     questions: Receiver<Question>,
     origin: std::time::Instant,
@@ -65,14 +65,14 @@ impl Shuttle {
         config: EmulatorConfig,
     ) -> Result<Shuttle, InterfaceError> {
         let EmulatorConfig { a_to_b, b_to_a, seed, spin, memory } = config;
-        let lanes = [
-            Lane::new(&tuns[0], a_to_b, seed, memory)?,
-            Lane::new(&tuns[1], b_to_a, seed.wrapping_add(1), memory)?,
+        let directions = [
+            OneWay::new(&tuns[0], a_to_b, seed, memory)?,
+            OneWay::new(&tuns[1], b_to_a, seed.wrapping_add(1), memory)?,
         ];
         let origin = std::time::Instant::now();
         let pace = Pace::default();
         let (rested, realtime) = (Instant::ZERO, false);
-        Ok(Shuttle { tuns, lanes, wake, questions, origin, pace, rested, spin, realtime })
+        Ok(Shuttle { tuns, directions, wake, questions, origin, pace, rested, spin, realtime })
     }
 
     /// Carries packets until the channel of requests is closed.
@@ -89,15 +89,15 @@ impl Shuttle {
 
     pub(super) fn set(&mut self, direction: Direction, config: LinkConfig) {
         let now = self.now();
-        self.lanes[direction as usize].link.set_config(now, config);
+        self.directions[direction as usize].link.set_config(now, config);
     }
 
     pub(super) fn take_record(&mut self, direction: Direction) -> DropRecord {
-        self.lanes[direction as usize].link.take_record()
+        self.directions[direction as usize].link.take_record()
     }
 
     pub(super) fn stats(&self) -> EmulatorStats {
-        let [a_to_b, b_to_a] = &self.lanes;
+        let [a_to_b, b_to_a] = &self.directions;
         let cpu = clock_gettime(ClockId::ThreadCPUTime);
         EmulatorStats {
             a_to_b: a_to_b.link.stats(),
@@ -109,7 +109,7 @@ impl Shuttle {
         }
     }
 
-    /// Executes pending requests; false if the channel is closed.
+    /// Executes pending requests. Returns false if the channel of requests is closed.
     fn answer(&mut self) -> bool {
         loop {
             match self.questions.try_recv() {
@@ -121,13 +121,13 @@ impl Shuttle {
     }
 
     /// Reads and writes a batch in both directions.
-    fn turn(&mut self) -> Turn {
+    fn turn(&mut self) -> Batch {
         let origin = self.origin;
         let clock = || since(origin);
-        let mut all = Turn::default();
-        for (i, lane) in self.lanes.iter_mut().enumerate() {
+        let mut all = Batch::default();
+        for (i, one_way) in self.directions.iter_mut().enumerate() {
             let (from, to) = (&self.tuns[i], &self.tuns[1 - i]);
-            for turn in [lane.read(from, clock), lane.write(to, clock())] {
+            for turn in [one_way.read(from, clock), one_way.write(to, clock())] {
                 all.packets += turn.packets;
                 all.more |= turn.more;
             }
@@ -139,7 +139,7 @@ impl Shuttle {
     fn rest(&mut self, more: bool) {
         let now = self.now();
         let tired = now.since(self.rested) >= STINT;
-        let due = self.lanes.iter().filter_map(|lane| lane.link.poll_timeout()).min();
+        let due = self.directions.iter().filter_map(|one_way| one_way.link.poll_timeout()).min();
         let mut left = due.map(|due| due.since(now));
         let early = if self.spin { LEAD } else { HEAD_START };
         left = left.map(|left| left.saturating_sub(early));
@@ -179,7 +179,8 @@ impl Shuttle {
     }
 }
 
-/// Packet rate, to decide whether waking for each packet costs too much.
+/// Measured packet rate, which decides whether the thread wakes for each packet or sleeps for a
+/// fixed time.
 #[derive(Debug, Default)]
 struct Pace {
     began: Instant,

@@ -47,7 +47,7 @@ impl Machine {
     }
 }
 
-/// Asks git for the commit of the tree that has this program in its `target` directory.
+/// Asks git for the commit of the source tree whose `target` directory contains this program.
 fn commit() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let mut git = Command::new("git");
@@ -59,8 +59,8 @@ fn commit() -> Option<String> {
 
 /// Formats seconds since 1970 as a UTC date and time.
 fn date_of(seconds: u64) -> String {
-    // Years of 365.2425 days that begin in March, so that the leap day is the last; 719,468 days
-    // lie between 1 March of the year 0 and 1970.
+    // Years begin in March, so that the leap day is the last day of a year; 719,468 days are
+    // between 1 March of the year 0 and 1 January 1970.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

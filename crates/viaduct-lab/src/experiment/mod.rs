@@ -1,9 +1,9 @@
 //! Experiments: their interface, their execution and their results.
 //!
 //! An experiment describes itself ([`About`]) and measures ([`Experiment::run`]). It reports every
-//! finding to its [`Run`] at once: parameters, points, checks. An interrupted experiment therefore
-//! loses nothing. A repeat is another call of the same function; points at the same x then become a
-//! mean with an error bar.
+//! finding to its [`Run`] immediately: parameters, points, checks. An interrupted experiment
+//! therefore keeps its findings. A repeat is another call of the same function; points at the same
+//! x then become a mean with an error bar.
 //!
 //! ```text
 //!   runner ── calls N times ──> Experiment::run(&mut Run)

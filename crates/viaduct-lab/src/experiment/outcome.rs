@@ -20,7 +20,7 @@ use super::{Machine, number};
 pub struct Outcome {
     /// Name of the experiment, as in `maelstrom/throughput-loss`.
     pub experiment: String,
-    /// Seed of everything random; repeat n, counted from 0, used `seed + n`.
+    /// Seed of all random numbers; repeat n, counted from 0, used `seed + n`.
     pub seed: u64,
     /// Settings by name; names contain the unit, as in `rtt_ms`.
     pub params: Map<String, Value>,
@@ -328,7 +328,7 @@ impl From<Bound> for String {
 impl TryFrom<String> for Bound {
     type Error = String;
     fn try_from(text: String) -> Result<Bound, String> {
-        let wrong = || format!("{text:?} is no bound, such as \">= 1\", \"<= 1\" or \"1 to 2\"");
+        let wrong = || format!("{text:?} is not a bound, such as \">= 1\", \"<= 1\" or \"1 to 2\"");
         let number = |text: &str| f64::from_str(text.trim()).map_err(|_| wrong());
         if let Some(least) = text.strip_prefix(">=") {
             number(least).map(Bound::AtLeast)
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_is_that_of_the_mean() {
+    fn the_error_is_the_standard_error_of_the_mean() {
         assert_eq!(mean_and_error(&[4.0]), (4.0, None));
         let (mean, error) = mean_and_error(&[1.0, 2.0, 3.0, 4.0]);
         assert_eq!(mean, 2.5);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_of_six_is_as_wide_as_student_says() {
+    fn the_interval_of_six_values_uses_five_degrees_of_freedom() {
         let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         // Standard deviation sqrt(3.5), divided by sqrt(6), times 2.571 for five degrees of
         // freedom.
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_holds_nothing() {
+    fn nan_satisfies_no_bound() {
         assert!(!Bound::AtLeast(0.0).holds(f64::NAN));
         assert!(!Bound::AtMost(0.0).holds(f64::NAN));
         assert!(!Bound::Within(0.0, 1.0).holds(f64::NAN));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_check_judges_the_mean() {
+    fn a_repeated_check_compares_the_mean() {
         let mut check = Check::new("ratio", 0.8, Bound::AtLeast(0.9));
         assert!(!check.holds);
         check.add(1.2);

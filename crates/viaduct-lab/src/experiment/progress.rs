@@ -1,5 +1,5 @@
-//! Progress line on stderr: rewritten in place on a terminal, one line per step if stderr is no
-//! terminal or `TERM` is `dumb`.
+//! Progress line on stderr: rewritten in place on a terminal; one line per step if stderr is not
+//! a terminal or `TERM` is `dumb`.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

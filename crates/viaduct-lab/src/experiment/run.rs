@@ -18,7 +18,7 @@ pub struct Run {
     pub(super) series: Vec<Series>,
     pub(super) checks: Vec<Check>,
     pub(super) congestion_control: Vec<String>,
-    /// Names of the checks made in this repeat.
+    /// Names of the checks recorded in this repeat.
     pub(super) checked: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl Run {
         if self.quick { quick } else { full }
     }
 
-    /// Returns the seed for everything random; it differs between repeats.
+    /// Returns the seed of all random numbers, which differs between repeats.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -67,8 +67,8 @@ impl Run {
         self.progress.expect(total);
     }
 
-    /// Begins a step, as in `loss 1 %, cubic`. Fails if a stop was requested. Propagate the error
-    /// with `?`; findings so far are kept.
+    /// Begins a step, as in `loss 1 %, cubic`. Fails if a stop was requested; the experiment should
+    /// return this error. Findings so far are kept.
     pub fn step(&mut self, what: &str) -> Result<(), Stopped> {
         stop::check()?;
         self.progress.step(what);
@@ -125,13 +125,14 @@ impl Run {
         points.into_iter().for_each(|(x, y)| self.point(series, x, y));
     }
 
-    /// Adds a bar of height `y` to the series `name` of `plot`, at place `x` with a label.
+    /// Adds a bar of height `y` to the series `name` of `plot`, at position `x` with a label.
     pub fn plot_bar(&mut self, plot: &Plot, name: &str, (x, label): (usize, &str), y: f64) {
         let series = self.series(plot, name);
         self.labelled_point(series, x as f64, y, label);
     }
 
-    /// Adds `bars`, each a label and a height, to the series `name` of `plot`, from place 0 on.
+    /// Adds `bars`, each a label and a height, to the series `name` of `plot`, starting at position
+    /// 0.
     pub fn plot_bars<L: AsRef<str>>(
         &mut self,
         plot: &Plot,
@@ -164,7 +165,7 @@ impl Run {
         self.check(name, value, Bound::AtMost(most));
     }
 
-    /// Records the condition that `value` lies between the two, both included.
+    /// Records the condition that `value` is between `least` and `most`, both included.
     pub fn within(&mut self, name: &str, value: f64, least: f64, most: f64) {
         self.check(name, value, Bound::Within(least, most));
     }

@@ -30,7 +30,7 @@ impl Default for Options {
     }
 }
 
-/// Runs `experiment`. Findings up to an error or a stop are in the outcome.
+/// Runs `experiment`. After an error or a stop, the outcome contains the findings so far.
 pub fn perform(experiment: &dyn Experiment, options: &Options) -> Outcome {
     let about = experiment.about();
     let machine = Machine::here();
@@ -119,10 +119,10 @@ mod tests {
     }
 
     #[test]
-    fn repeats_become_a_mean_with_an_error_and_use_other_seeds() {
+    fn repeats_use_different_seeds_and_become_a_mean_with_an_error() {
         let outcome = perform(&Seeds(None), &options(3));
-        let [series] = &outcome.series[..] else { panic!("one series, not one a repeat") };
-        let [point] = &series.points[..] else { panic!("one point, not one a repeat") };
+        let [series] = &outcome.series[..] else { panic!("expected one series for all repeats") };
+        let [point] = &series.points[..] else { panic!("expected one point for all repeats") };
         assert_eq!((point.y, &point.raw[..]), (11.0, &[10.0, 11.0, 12.0][..]));
         assert!((point.error.unwrap() - (1.0f64 / 3.0).sqrt()).abs() < 1e-12);
         assert_eq!(outcome.checks.len(), 1);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_the_promised_fields_and_reads_back() {
+    fn the_json_has_the_documented_fields_and_reads_back() {
         let outcome = perform(&Seeds(None), &options(1));
         let value = serde_json::to_value(&outcome).unwrap();
         assert_eq!(value["experiment"], "test/seeds");
@@ -149,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_before_a_failure_or_a_stop_is_kept_and_marked() {
+    fn findings_before_a_failure_or_a_stop_are_kept_and_marked() {
         let failed = perform(&Seeds(Some(|| anyhow::anyhow!("no such luck"))), &options(3));
         assert_eq!(failed.ended, Ended::Failed("no such luck".into()));
         let stopped = perform(&Seeds(Some(|| Stopped.into())), &options(3));
         assert_eq!(stopped.ended, Ended::Stopped);
         for outcome in [failed, stopped] {
             assert_eq!(outcome.series[0].points.len(), 1);
-            assert!(!outcome.holds(), "a partial result proves nothing");
+            assert!(!outcome.holds(), "a partial result must not count as passed");
         }
     }
 }

@@ -29,10 +29,10 @@ pub enum StoreError {
     },
 }
 
-/// Writes `outcome` into `dir`, which is made if it is missing; `maelstrom/burst` becomes
+/// Writes `outcome` into `dir`, which is created if it is missing; the file of `maelstrom/burst` is
 /// `maelstrom-burst.json`. Returns the path of the file.
 pub fn save(dir: &Path, outcome: &Outcome) -> Result<PathBuf, StoreError> {
-    fs::create_dir_all(dir).map_err(|e| refused(dir, "make the directory", e))?;
+    fs::create_dir_all(dir).map_err(|e| refused(dir, "create the directory", e))?;
     let path = dir.join(format!("{}.json", outcome.experiment.replace('/', "-")));
     save_as(&path, outcome)?;
     Ok(path)

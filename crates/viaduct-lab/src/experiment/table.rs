@@ -28,7 +28,7 @@ pub fn print_table(outcome: &Outcome, colours: bool) -> String {
     out
 }
 
-/// Maximum rows of a table; longer tables appear only in the JSON and the report.
+/// Maximum rows of a table; further rows appear only in the JSON and the report.
 const MAX_ROWS: usize = 40;
 
 /// Returns a header row, then a row for each x with a cell for each series.
@@ -85,14 +85,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_the_digits_that_matter() {
+    fn numbers_have_about_four_significant_digits() {
         let texts = [0.0, 21_345.6, 123.46, 5.0, 1.239, 0.012_345, 0.000_001_5].map(number);
         assert_eq!(texts, ["0", "21346", "123.5", "5", "1.24", "0.0123", "1.50e-6"]);
         assert_eq!(number(f64::NAN), "-");
     }
 
     #[test]
-    fn columns_stand_under_each_other() {
+    fn columns_are_aligned() {
         let rows = [vec!["loss (%)".into(), "plain".into()], vec!["1".into(), "± 3".into()]];
         assert_eq!(align(&rows), "  loss (%)   plain\n         1     ± 3\n");
     }

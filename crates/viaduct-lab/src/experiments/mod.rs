@@ -135,7 +135,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     pattern == "all" || system || wildcard(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Returns whether `text` matches `pattern`, where `*` stands for anything.
+/// Returns whether `text` matches `pattern`, where `*` matches any text.
 pub(crate) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     match (pattern.split_first(), text.split_first()) {
         (None, None) => true,
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_name_what_they_should() {
+    fn patterns_match_names_and_systems() {
         let fitting = ["maelstrom/burst", "maelstrom", "maelstrom/", "*/burst", "m*r*", "all", "*"];
         assert!(fitting.iter().all(|pattern| fits(pattern, "maelstrom/burst")));
         let others = ["burst", "mael", "maelstrom/bur", "*/burs", ""];
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_names_nothing_is_refused() {
+    fn a_pattern_without_a_match_is_rejected() {
         let patterns = ["lab".to_owned(), "nosuch".to_owned()];
         assert_eq!(select(&patterns).err(), Some("nosuch"));
         assert!(!select(&patterns[..1]).unwrap().is_empty());
@@ -170,7 +170,7 @@ mod tests {
         let names: Vec<_> = ALL.iter().map(|e| e.about.name).collect();
         for (n, name) in names.iter().enumerate() {
             assert!(name.split('/').count() == 2, "{name}");
-            assert!(!names[..n].contains(name), "{name} is there twice");
+            assert!(!names[..n].contains(name), "{name} is listed twice");
         }
     }
 }

@@ -20,6 +20,6 @@ pub(super) fn parallel<T: Send, R: Send>(
 
 /// Waits for a thread and returns its result.
 pub(super) fn join<R, E: Into<Error>>(thread: ScopedJoinHandle<'_, Result<R, E>>) -> Result<R> {
-    let ended = thread.join().ok().context("a thread panicked, as its message above says")?;
+    let ended = thread.join().ok().context("a thread panicked; see its message above")?;
     ended.map_err(Into::into)
 }

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_median_of_four_times_as_many_is_off_half_as_far() {
+    fn four_times_as_many_values_halve_the_error_of_the_median() {
         let values: Vec<f64> = (1..=100).map(f64::from).collect();
         let many = values.repeat(4);
         assert_eq!(median_error(&many), median_error(&values) / 2.0);

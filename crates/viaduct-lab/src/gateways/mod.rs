@@ -1,5 +1,5 @@
-//! Pair of real `viaduct gateway` processes in a dumbbell or beside a middlebox, set up as an
-//! operator would: with keys, a `site.toml` each, and the status socket.
+//! Pair of real `viaduct gateway` processes in a dumbbell, or on the two sides of a middlebox, set
+//! up as by an operator: with keys, a `site.toml` each, and the status socket.
 
 mod spec;
 mod status;
@@ -23,7 +23,7 @@ use crate::topology::{Dumbbell, Middlebox, Node, Scratch};
 use crate::{daemon, stop};
 use spec::LETTERS;
 
-/// Both running gateways; they end when dropped.
+/// Both running gateways; stopped when dropped.
 #[derive(Debug)]
 pub struct Gateways {
     /// Gateway of site A.
@@ -59,8 +59,8 @@ impl Gateways {
         Self::new(places, spec)
     }
 
-    /// Prepares both gateways beside a middlebox, without starting them. They reach each other by
-    /// IPv6 if `v6`; gateway B learns the address of gateway A.
+    /// Prepares gateways on the two sides of a middlebox, without starting them. They reach each
+    /// other over IPv6 if `v6`; gateway B learns the address of gateway A.
     pub fn beside(world: &Middlebox, v6: bool, spec: &GatewaySpec) -> Result<Gateways> {
         let [a, b] = &world.gateways;
         let b_listens = if v6 { "[2001:db8:b::2]:7400" } else { "0.0.0.0:7400" };
@@ -87,11 +87,11 @@ impl Gateways {
         Ok(Gateways { a, b, scratch })
     }
 
-    /// Starts both gateways and waits until they can exchange repairs. Returns the time that
-    /// this took.
+    /// Starts both gateways and waits until they can exchange repairs. Returns the time from the
+    /// start until then.
     pub fn start_both(&mut self) -> Result<Duration> {
         let begun = Instant::now();
-        // B starts first: beside a middlebox it only listens.
+        // B starts first: with a middlebox, B only listens.
         self.b.start()?;
         self.a.start()?;
         self.wait_until_up()?;
@@ -116,7 +116,11 @@ impl Gateways {
         while !(are(&self.a) && are(&self.b)) {
             stop::check()?;
             if Instant::now() > deadline {
-                bail!("paths are not up, or not down, in time: {}{}", self.a.log(), self.b.log());
+                bail!(
+                    "paths did not reach the expected state in time: {}{}",
+                    self.a.log(),
+                    self.b.log()
+                );
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -148,7 +152,7 @@ impl Gateway {
         })
     }
 
-    /// Sets a variable in the environment of processes that are started from now on.
+    /// Sets a variable in the environment of processes that are started later.
     pub fn set_variable(&mut self, name: &str, value: &str) {
         self.variables.push((name.to_owned(), value.to_owned()));
     }

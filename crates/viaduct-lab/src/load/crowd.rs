@@ -29,7 +29,7 @@ struct Connection {
     times: Times,
 }
 
-/// Progress of a connection, in time since it began.
+/// Times of a connection's progress, since its beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// Time until the handshake completed.
@@ -52,17 +52,17 @@ pub(super) enum News {
 impl Crowd {
     /// Opens `count` connections from `node`, beginning `at_once` at a time; each requests a few
     /// bytes and stays open. Returns when all are answered. Fails if a connection breaks, or
-    /// `patience` expires before all are answered.
+    /// `timeout` expires before all are answered.
     pub fn open(
         node: &Node,
         to: SocketAddr,
         count: usize,
         at_once: usize,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Crowd, TopologyError> {
         let opened = node.netns().enter(|| {
             let mut crowd = Crowd::new(to, Ask::Stay)?;
-            let deadline = Instant::now() + patience;
+            let deadline = Instant::now() + timeout;
             while crowd.connections.len() < count {
                 let many = at_once.min(count - crowd.connections.len());
                 crowd.open_more(many, deadline)?;

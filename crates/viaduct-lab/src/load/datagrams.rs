@@ -1,5 +1,4 @@
-//! Trickles messages in complete UDP packets, as a host without a kernel of its own writes and
-//! reads them.
+//! Trickles messages in complete UDP packets, for clients that do not use the kernel's UDP.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -53,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_read_and_a_request_is_none() {
+    fn answers_are_parsed_and_requests_are_not() {
         let at = |host, port| SocketAddr::from((Ipv4Addr::new(10, 0, 0, host), port));
         let mut packet = Vec::new();
         emit((at(1, 4_000), at(2, 80)), 7, b"message", &mut packet);

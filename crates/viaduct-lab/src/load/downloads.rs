@@ -25,9 +25,9 @@ pub struct Downloads<'a> {
     pub content: &'a [u8],
     /// Number of downloads.
     pub clients: usize,
-    /// Time within which they begin, evenly spread.
+    /// Time over which the beginnings are evenly spread.
     pub spread: Duration,
-    /// Time limit of all of them.
+    /// Time limit of all downloads.
     pub limit: Duration,
 }
 
@@ -52,7 +52,7 @@ impl Gap {
 pub struct Downloaded {
     /// Bytes of the body, all as expected.
     pub bytes: u64,
-    /// True if the whole body arrived.
+    /// True if the complete body arrived.
     pub is_whole: bool,
     /// Reason of a failure.
     pub failed: Option<String>,
@@ -85,7 +85,7 @@ struct Member {
 
 impl Downloads<'_> {
     /// Runs the downloads to their ends; calls `each` in every turn with the time in seconds and
-    /// the bytes received by then. Errors: errors of the kernel, or Ctrl-C.
+    /// the bytes received until then. Errors: those of the kernel, or Ctrl-C.
     pub fn run(
         &self,
         clients: &mut Trickles,
@@ -123,7 +123,7 @@ impl Downloads<'_> {
             }
         }
         for member in members.iter_mut().filter(|one| !one.is_over) {
-            member.result.failed = Some("it was not done in time".to_owned());
+            member.result.failed = Some("it did not complete in time".to_owned());
             clients.forget(member.connection);
         }
         Ok(members.into_iter().map(|member| member.result).collect())
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_count_where_they_touch_a_period() {
+    fn gaps_that_overlap_a_period_count() {
         let gaps = vec![Gap { from: 1.0, to: 1.25 }, Gap { from: 5.0, to: 6.0 }];
         let one = Downloaded { gaps, ..Downloaded::default() };
         assert_eq!(one.longest_gap(0.0, 10.0), 1.0);

@@ -74,7 +74,7 @@ impl Fetches<'_> {
         fetched.map_err(|e| node.io(format!("fetch from {to}"), e))
     }
 
-    /// Fetches over Trickles. Errors: errors of the kernel, or Ctrl-C.
+    /// Fetches over Trickles. Errors: those of the kernel, or Ctrl-C.
     pub fn by_trickles(&self, clients: &mut Trickles) -> io::Result<Fetched> {
         let mut streams = Streams {
             clients,
@@ -136,7 +136,7 @@ enum Got {
 }
 
 trait By {
-    /// Begins a fetch of `client`; its previous fetch ends.
+    /// Begins a fetch of `client`, and drops the client's previous connection.
     fn begin(&mut self, client: usize) -> io::Result<()>;
     /// Waits for events, for at most `at_most`.
     fn turn(&mut self, at_most: Duration, news: &mut Vec<(usize, Got)>) -> io::Result<()>;

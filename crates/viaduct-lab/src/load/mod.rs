@@ -79,7 +79,7 @@ pub enum Shape {
     Bulk(usize),
 }
 
-/// Running load; ends when dropped.
+/// Running load; stopped when dropped.
 #[derive(Debug)]
 pub struct Load {
     state: Arc<LoadState>,

@@ -1,4 +1,5 @@
-//! Numbered datagrams between many pairs of addresses, so that all lanes of two gateways get some.
+//! Numbered datagrams between many pairs of addresses, so that every lane of two gateways carries
+//! some.
 
 use std::collections::HashSet;
 use std::io;
@@ -20,8 +21,8 @@ const PORT: u16 = 5_000;
 const INTERVAL: Duration = Duration::from_micros(500);
 /// Payload of a datagram in bytes.
 const LENGTH: usize = 300;
-/// Limit of the share of datagrams that arrive twice: on a busy machine a gateway may read a repair
-/// before a packet that it covers.
+/// Maximum share of datagrams that arrive twice: on a busy machine, a gateway may read a repair
+/// before a packet that the repair covers.
 const MAX_TWICE: f64 = 0.01;
 /// Time without a datagram after which reception ends.
 const REST: Duration = Duration::from_millis(700);
@@ -36,15 +37,15 @@ pub struct Pairs {
 /// Datagram of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct PairDatagram {
-    /// Time at which it was sent.
+    /// Send time.
     pub at: Instant,
     /// Number of the lane, 0 to 15.
     pub lane: u8,
-    /// True if it has arrived.
+    /// True if the datagram has arrived.
     pub has_arrived: bool,
 }
 
-/// Share of datagrams that have not arrived; 0 if there are none.
+/// Returns the share of datagrams that have not arrived; 0 if there are no datagrams.
 pub fn lost_share<'a>(datagrams: impl IntoIterator<Item = &'a PairDatagram>) -> f64 {
     let (mut all, mut lost) = (0_u32, 0_u32);
     for datagram in datagrams {

@@ -19,9 +19,9 @@ use crate::topology::{Host, TopologyError};
 
 const PORT: u16 = 9000;
 const BACKLOG: u32 = 4096;
-/// Time without a request after which the kernel hands over a deferred connection anyway.
+/// Time after which the kernel delivers a deferred connection even without a request.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Event number of the listener; connections have smaller ones.
+/// Event number of the listener; connections have smaller numbers.
 const LISTENER: u64 = u64::MAX;
 /// Size of the file that endless answers repeat.
 const FILE: usize = 1 << 20;
@@ -30,7 +30,7 @@ const LITTLE: &[u8] =
 const STAY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n0123456789abcdef";
 const ENDLESS: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000000\r\n\r\n";
 
-/// Running server; ends when dropped.
+/// Running server; stopped when dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,

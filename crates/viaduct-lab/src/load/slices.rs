@@ -25,7 +25,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Running stream.
 #[derive(Debug)]
 pub struct SliceStream {
-    /// Number of its first datagram.
+    /// Number of the stream's first datagram.
     first: u32,
     stop: Arc<AtomicBool>,
     sender: JoinHandle<Result<Vec<SliceDatagram>>>,
@@ -37,13 +37,13 @@ type Arrivals = HashMap<u32, (Instant, u32)>;
 /// Datagram of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceDatagram {
-    /// Time at which it was sent.
+    /// Send time.
     pub sent_at: Instant,
-    /// Index of the slice of its destination.
+    /// Index of the destination's slice.
     pub slice: usize,
-    /// Time of its first arrival.
+    /// Time of the first arrival.
     pub arrived_at: Option<Instant>,
-    /// Number of its arrivals.
+    /// Number of arrivals.
     pub copies: u32,
 }
 
@@ -57,8 +57,8 @@ impl SliceStream {
         let open = |site: usize| world.sites[site].host.udp_socket(PORT);
         let (sender, receiver) = (open(from)?, open(1 - from)?);
         receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
-        // Holds some seconds of datagrams: the receiver pauses when its table of millions of
-        // them grows.
+        // The buffer holds some seconds of datagrams, because the receiver pauses when its table of
+        // millions of datagrams grows.
         set_socket_recv_buffer_size_force(&receiver, 64 << 20)?;
         let to: Vec<_> = addresses(2 - from as u8).collect();
         let (first, stop) = (NEXT.load(Ordering::Relaxed), Arc::new(AtomicBool::new(false)));
@@ -79,7 +79,7 @@ impl SliceStream {
         NEXT.store(self.first + sent.len() as u32, Ordering::Relaxed);
         for (number, (at, copies)) in arrived {
             let Some(index) = number.checked_sub(self.first) else {
-                continue; // It belongs to an earlier stream, which counts it as missing.
+                continue; // A datagram of an earlier stream, which counted it as missing.
             };
             let datagram = sent.get_mut(index as usize).context("a datagram of another stream")?;
             (datagram.arrived_at, datagram.copies) = (Some(at), copies);
@@ -88,7 +88,7 @@ impl SliceStream {
     }
 }
 
-/// Share of datagrams that have not arrived; 0 if there are none.
+/// Returns the share of datagrams that have not arrived; 0 if there are no datagrams.
 pub fn missing_share<'a>(datagrams: impl IntoIterator<Item = &'a SliceDatagram>) -> f64 {
     let (mut all, mut missing) = (0_u32, 0_u32);
     for datagram in datagrams {

@@ -136,7 +136,7 @@ pub struct Counted {
 pub struct Continuations {
     /// Complete continuations.
     pub whole: u64,
-    /// Maximum bytes of a complete one, not counting 12 for each loss it lists.
+    /// Maximum bytes of a complete continuation, not counting 12 for each loss in its list.
     pub longest_whole: usize,
     /// Delta-encoded continuations (section 5.3).
     pub deltas: u64,
@@ -145,7 +145,8 @@ pub struct Continuations {
 }
 
 impl Continuations {
-    /// Counts a message's continuation; its length is what remains after all other parts.
+    /// Counts a message's continuation, whose length is the message's length without all other
+    /// parts.
     fn count(&mut self, message: &[u8]) {
         let Ok(response) = Response::parse(message) else { return };
         let user = response.payload.user.len();
@@ -191,7 +192,7 @@ impl Trickles {
         })
     }
 
-    /// Sets the packet format of connections that are opened from now on; the default is TCP's.
+    /// Sets the packet format of connections that are opened later; the default is TCP's format.
     #[must_use]
     pub fn by(self, format: Format) -> Trickles {
         Trickles { format, ..self }
@@ -215,7 +216,7 @@ impl Trickles {
         client
     }
 
-    /// Returns the streams of a connection; pending output leaves with [`Trickles::flush`].
+    /// Returns the streams of a connection; [`Trickles::flush`] sends their pending output.
     pub fn stream(&mut self, client: u32) -> Option<&mut Stream> {
         let member = self.clients.get_mut(&client)?;
         self.touched.insert(client);
@@ -307,7 +308,7 @@ impl Trickles {
         }
     }
 
-    /// Hands an answer to its client; returns the client.
+    /// Passes an answer to its client; returns the client.
     fn answer(&mut self, packet: &[u8]) -> Option<u32> {
         let (client, message) = match self.format {
             Format::Tcp => {
@@ -375,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clients_address_leads_back_to_it() {
+    fn a_clients_address_maps_back_to_the_client() {
         for client in [0, 1, 49_999, 50_000, 1_234_567, 1_600_000_000] {
             assert_eq!(number(address(client)), Some(client));
         }

@@ -141,7 +141,7 @@ fn linear_ticks(least: f64, most: f64) -> ((f64, f64), Vec<f64>) {
     ((first as f64 * step, last as f64 * step), ticks)
 }
 
-/// Returns ticks at powers of ten, and at 2 and 5 times them if the range is short.
+/// Returns ticks at powers of ten, and at 2 and 5 times these powers if the range is short.
 fn log_ticks(least: f64, most: f64) -> ((f64, f64), Vec<f64>) {
     let steps: &[f64] = if most - least > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let decades = least.floor() as i32..=most.ceil() as i32;
@@ -159,14 +159,14 @@ mod tests {
     use crate::experiment::{Axis, Point};
 
     #[test]
-    fn linear_ticks_are_round_and_enclose() {
+    fn linear_ticks_are_round_and_enclose_the_values() {
         let ((least, most), ticks) = linear_ticks(0.0, 93.0);
         assert_eq!((least, most), (0.0, 100.0));
         assert_eq!(ticks, [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
     }
 
     #[test]
-    fn a_share_ends_at_the_whole() {
+    fn an_axis_of_percentages_ends_at_100() {
         let axis = |label: &str| Axis { label: label.into(), unit: "%".into(), log: false };
         let point = |y, error| Point { x: 1.0, y, error, raw: vec![], label: None };
         let series = |y, error| Series {

@@ -12,14 +12,14 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("cubic", "iperf3, TCP cubic: throughput"),
     ("bbr", "iperf3, TCP bbr: throughput"),
     ("download", "Download with curl: time"),
-    ("messages", "Messages: 99 of 100 arrive within"),
+    ("messages", "Messages: 99th percentile of the delay"),
 ];
 
-/// Figures by the suffix of their parameters: unit, and whether more is better.
+/// Figures by the suffix of their parameters: unit, and whether higher is better.
 const FIGURES: [(&str, &str, bool); 3] =
     [("mbps", "Mb/s", true), ("seconds", "s", false), ("p99_ms", "ms", false)];
 
-/// Renders the table if `outcome` has these parameters; empty for others.
+/// Renders the table; empty if `outcome` has none of the parameters.
 pub(super) fn table(outcome: &Outcome) -> String {
     let rows: String =
         PROGRAMS.iter().filter_map(|(key, words)| row(outcome, key, words)).collect();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_gained_stands_in_one_row_and_no_key_is_shown() {
+    fn each_gain_is_in_one_row_and_no_key_is_shown() {
         let params = json!({
             "mtu": 1500,
             "cubic_plain_mbps": 0.7, "cubic_viaduct_mbps": 140.0,

@@ -1,4 +1,4 @@
-//! The HTML page: a table of contents, then each result beside the paper's finding.
+//! The HTML page: a table of contents, then each result next to the paper's finding.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::{before_after, labels, plot};
 
 const STYLE: &str = include_str!("page.css");
 
-/// Renders the page for `outcomes`, ordered as the list of experiments.
+/// Renders the page for `outcomes`, in the order of the list of experiments.
 pub(super) fn render(outcomes: &[Outcome]) -> anyhow::Result<String> {
     let mut ordered: Vec<&Outcome> = outcomes.iter().collect();
     ordered.sort_by_key(|outcome| position(outcome));
@@ -48,7 +48,7 @@ fn summary(outcomes: &[&Outcome]) -> String {
     let (held, all) = (checks().filter(|check| check.holds).count(), checks().count());
     format!(
         "<p class=\"lead\">{} experiment{}, {held} of {all} checks hold. Every figure below was \
-         measured by the command that stands under it.</p>\n",
+         measured by the command below it.</p>\n",
         outcomes.len(),
         if outcomes.len() == 1 { "" } else { "s" }
     )

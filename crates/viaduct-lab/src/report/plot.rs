@@ -1,7 +1,7 @@
-//! Plots as SVG text whose colours the page's style sheet decides.
+//! Plots as SVG text, whose colours are set by the page's style sheet.
 //!
 //! The drawing library supports fixed colours only. Each role has one fixed colour that the
-//! style sheet replaces by a variable, so that the same SVG serves light and dark themes.
+//! style sheet replaces with a variable, so that the same SVG serves light and dark themes.
 
 use anyhow::anyhow;
 use plotters::prelude::*;

@@ -1,4 +1,4 @@
-//! Client, server and a row of routers between them, with an emulated link between neighbours.
+//! Client, server and a chain of routers between them, with an emulated link between neighbours.
 //!
 //! ```text
 //!   client eth0 ═══════ west hop1 east ═══════ west hop2 east ═══════ eth0 server
@@ -18,7 +18,7 @@ use crate::emulator::{Emulator, EmulatorConfig};
 
 const MTU: u32 = 1500;
 
-/// Row of machines; see the module's drawing. Dropping it removes everything.
+/// Chain of machines; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Chain {
     _programs: KillOnDrop,
@@ -137,7 +137,7 @@ fn address(node: &Node, n: usize, links: usize) -> Result<(), TopologyError> {
     if n > 0 && n < links { node.set_sysctls(&ROUTER_SYSCTLS) } else { Ok(()) }
 }
 
-/// Turns a node at an end of the row into a host with its default route.
+/// Turns a node at an end of the chain into a host with its default route.
 fn host(node: Node, own: End) -> Result<Host, TopologyError> {
     let via = End { last: 3 - own.last, ..own };
     let routes = vec![format!("default via {}", via.v4()), format!("default via {}", via.v6())];

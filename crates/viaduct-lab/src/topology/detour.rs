@@ -66,7 +66,7 @@ impl Detour {
 /// Configures addresses and routes of link `number` between `node` and the fork's `device`.
 fn wire(fork: &Node, device: &str, node: Node, number: u8) -> Result<Host, TopologyError> {
     let at = |last| Ipv4Addr::new(10, number, 0, last);
-    // The client's end is .1 and the fork's .2; on the other links it is the reverse.
+    // The client's end is .1 and the fork's end .2; on the other links, the reverse.
     let (own, forks) = if number == 1 { (at(1), at(2)) } else { (at(2), at(1)) };
     fork.ip(&[format!("addr add {forks}/30 dev {device}"), format!("link set {device} up")])?;
     let route = format!("default via {forks}");
@@ -86,7 +86,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_way_by_the_machine_aside_is_longer() {
+    fn the_path_through_the_machine_aside_is_longer() {
         let link = |text: &str| -> LinkConfig { text.parse().unwrap() };
         let (half, side) = (link("delay=4ms"), link("delay=2ms"));
         let world = Detour::build(&half, &side, 1, &Journal::new()).unwrap();

@@ -60,14 +60,14 @@ pub struct DumbbellSpec {
     /// Type of `wan0`.
     pub wan: Wan,
     /// Time limit for a1 to reach b1 before building fails.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for DumbbellSpec {
     /// Returns one host per side, MTUs of 1500 bytes, and a veth pair between the gateways.
     fn default() -> Self {
-        let patience = Duration::from_secs(30);
-        DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth, patience }
+        let timeout = Duration::from_secs(30);
+        DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth, timeout }
     }
 }
 
@@ -100,8 +100,8 @@ impl Dumbbell {
             Wan::Emulated(config) => {
                 let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
                 if is_fast(config) {
-                    // Without this, all processing that a packet causes, up to TCP's answer,
-                    // runs in the emulator's thread and halves its throughput. The calls fail
+                    // Otherwise all processing of a packet, including TCP's answer, runs in the
+                    // emulator's thread, and halves the emulator's throughput. The calls fail
                     // without root.
                     let _ = a.gateway.spread_receive("wan0");
                     let _ = b.gateway.spread_receive("wan0");
@@ -114,7 +114,7 @@ impl Dumbbell {
         let hosts = a.hosts.iter().chain(&b.hosts).map(|host| &**host);
         let nodes = [&a.gateway, &b.gateway].into_iter().chain(hosts).cloned().collect();
         let dumbbell = Dumbbell { nodes: KillOnDrop(nodes), a, b, emulator };
-        dumbbell.wait_until_connected(spec.patience)?;
+        dumbbell.wait_until_connected(spec.timeout)?;
         Ok(dumbbell)
     }
 
@@ -182,7 +182,7 @@ impl Dumbbell {
     }
 
     /// Adds a second WAN until the emulator is dropped: an interface `wan1` in each gateway, with
-    /// this link between them. No route leads to it.
+    /// this link between them. No route uses this link.
     ///
     /// # Errors
     /// If the kernel refuses the devices.
@@ -194,7 +194,7 @@ impl Dumbbell {
         Ok(emulator)
     }
 
-    /// Replaces the wire of side B's host `n` by an emulated link, until the emulator is dropped.
+    /// Replaces the wire of side B's host `n` with an emulated link, until the emulator is dropped.
     ///
     /// # Errors
     /// If the kernel refuses the devices.
@@ -205,7 +205,7 @@ impl Dumbbell {
         self.b.emulate_wire(n, EmulatorConfig::symmetric(link, n.into()))
     }
 
-    /// Waits until a1 reaches b1 by each of b1's addresses. Fails if this takes longer than
+    /// Waits until a1 reaches b1 at each of b1's addresses. Fails if this takes longer than
     /// `limit`, or a stop was requested.
     pub fn wait_until_connected(&self, limit: Duration) -> Result<(), TopologyError> {
         let (from, to) = (self.a1(), self.b1());
@@ -216,22 +216,22 @@ impl Dumbbell {
     }
 }
 
-/// Port without a listener: its reset proves that both directions work.
+/// Port without a listener: a reset from this port proves that both directions work.
 const PROBE_PORT: u16 = 9;
 
 fn wait_until_reached(from: &Host, to: SocketAddr, limit: Duration) -> Result<(), TopologyError> {
     let deadline = Instant::now() + limit;
     // TCP retransmits a lost SYN only after a second; retry sooner, with a growing time limit.
-    let mut patience = Duration::from_millis(20);
+    let mut timeout = Duration::from_millis(20);
     loop {
         stop::check()?;
-        match TcpStream::connect_timeout(&to, patience) {
+        match TcpStream::connect_timeout(&to, timeout) {
             Ok(_) => return Ok(()),
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(()),
             Err(_) if Instant::now() < deadline => {
                 // Avoids a busy loop on immediate errors, such as a missing route.
                 thread::sleep(Duration::from_millis(5));
-                patience = (patience * 2).min(Duration::from_secs(2));
+                timeout = (timeout * 2).min(Duration::from_secs(2));
             }
             Err(_) => {
                 let what = format!("reaching {} (does the link let packets through?)", to.ip());
@@ -320,13 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn tcp_learns_nothing_between_connections() {
+    fn tcp_keeps_no_metrics_between_connections() {
         let world = build(&DumbbellSpec::default());
         assert_eq!(world.a1().netns().sysctl("net/ipv4/tcp_no_metrics_save").unwrap(), "1");
     }
 
     #[test]
-    fn impossible_descriptions_are_refused_by_name() {
+    fn invalid_specs_are_rejected_by_name() {
         let refuse =
             |spec: DumbbellSpec| Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string();
         let none = refuse(DumbbellSpec { hosts: 0, ..DumbbellSpec::default() });

@@ -81,7 +81,7 @@ impl Mesh {
         &self.servers
     }
 
-    /// Kills a node: its programs end without notice, and packets to it are lost.
+    /// Kills a node: takes its links down, then kills its programs.
     pub fn kill(&self, node: usize) -> Result<(), TopologyError> {
         let devices = |host: &Host| format!("link set to-{} down", host.name());
         let own = &self.nodes[node];

@@ -1,5 +1,6 @@
-//! Two sites with a middlebox between their gateways. It translates the address of gateway A, and
-//! drops TCP that strict connection tracking calls INVALID and, on demand, UDP.
+//! Two sites with a middlebox between their gateways. The middlebox translates the address of
+//! gateway A. It drops TCP segments that strict connection tracking classifies as INVALID and, on
+//! demand, UDP.
 //!
 //! ```text
 //!   a1 eth0 ═══ lan gwa wan0 ══════ west middlebox east ══════ wan0 gwb lan ═══ eth0 b1
@@ -115,7 +116,8 @@ impl Middlebox {
         self.node.run("nft", &[rule]).map(drop)
     }
 
-    /// Starts dropping the UDP that arrives at `west` or `east`. [`Middlebox::drop_udp`] ends it.
+    /// Starts dropping the UDP that arrives at `west` or `east`, until [`Middlebox::drop_udp`] is
+    /// called with `false`.
     pub fn drop_udp_from(&self, device: &str) -> Result<(), TopologyError> {
         let rule = format!("add rule inet fw ban iifname {device} meta l4proto udp drop");
         self.node.run("nft", &[&rule]).map(drop)
@@ -171,7 +173,7 @@ fn connect_west(gwa: &Node, node: &Node, wan: &Wan) -> Result<Option<Emulator>, 
         Wan::Emulated(config) => {
             let ends = (tun::open(gwa, "wan0", WAN_MTU)?, tun::open(node, "west", WAN_MTU)?);
             if is_fast(config) {
-                // Requires root; without it the link is slower.
+                // These calls require root. Without them, the link is slower.
                 let _ = gwa.spread_receive("wan0");
                 let _ = node.spread_receive("west");
             }

@@ -2,8 +2,8 @@
 //!
 //! A world is built from a description, exists until its value is dropped, and leaves nothing
 //! behind. The namespaces have no names (see [`viaduct_sys::netns`]), so that a drop, a panic,
-//! Ctrl-C and even `kill -9` remove it completely. Several worlds can exist side by side; they use
-//! the same addresses without conflict.
+//! Ctrl-C and even `kill -9` remove the world completely. Several worlds can exist at the same
+//! time; they use the same addresses without conflict.
 //!
 //! ```text
 //!    [Dumbbell]   a1 ─┐                                     ┌─ b1

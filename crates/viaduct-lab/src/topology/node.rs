@@ -150,8 +150,8 @@ impl Node {
     }
 }
 
-/// Machines of a world. Dropping this kills all programs in them: a daemon that a program has
-/// started would otherwise keep its namespace alive.
+/// Machines of a world. Dropping the value kills all programs in the machines: a daemon that a
+/// program has started would otherwise keep its namespace alive.
 #[derive(Debug)]
 pub(super) struct KillOnDrop(pub(super) Vec<Node>);
 
@@ -187,8 +187,8 @@ impl Host {
         self.v6
     }
 
-    /// Sets the default congestion control of new TCP connections of this host, as in `cubic`: for
-    /// programs that have no option for it.
+    /// Sets the default congestion control of new TCP connections of this host, as in `cubic`, for
+    /// programs without such an option.
     pub fn set_congestion_control(&self, name: &str) -> Result<(), TopologyError> {
         let with = |route| format!("route change {route} congctl {name}");
         self.ip(&self.routes.iter().map(with).collect::<Vec<_>>())
@@ -232,7 +232,7 @@ mod tests {
     use crate::topology::{Dumbbell, DumbbellSpec};
 
     #[test]
-    fn a_failing_command_says_where_what_and_why() {
+    fn a_failed_command_reports_its_node_line_and_output() {
         let journal = Journal::new();
         let node = Node::new("a1", &journal).unwrap();
         let text = node.run("ip", &["link", "show", "nosuch"]).unwrap_err().to_string();

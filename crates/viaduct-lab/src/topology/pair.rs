@@ -35,8 +35,8 @@ impl Pair {
         Ok(Pair { _programs, load: host(load, 1)?, middle: host(middle, 2)? })
     }
 
-    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic between 10.4.0.1 and any address
-    /// of the proxy's machine uses that wire in both directions.
+    /// Adds a second wire, 10.4.0.0/24. Traffic between 10.4.0.1 and any address of the proxy's
+    /// machine uses the second wire in both directions.
     pub fn add_link(&self) -> Result<(), TopologyError> {
         self.load.ip(&[
             veth(MTU, ("eth1", 20), ("eth1", 21), &self.middle),

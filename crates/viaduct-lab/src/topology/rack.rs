@@ -1,4 +1,4 @@
-//! Rack beside a router: machines on one Ethernet segment, which share a service's address.
+//! Rack of machines on one Ethernet segment of a router, which share a service's address.
 //!
 //! ```text
 //!             ┌ rack (bridge) 10.2.200.1 ┐
@@ -9,7 +9,7 @@
 //!                                            eth0 b3   10.2.200.23   on its loopback interface
 //! ```
 //!
-//! The segment lies in the network of a dumbbell's side B, so the other side has a route to it.
+//! The segment is in the network of a dumbbell's side B, so the other side has a route to it.
 
 use std::net::Ipv4Addr;
 
@@ -22,12 +22,12 @@ const MTU: u32 = 1500;
 const BRIDGE: &str = "rack";
 /// Address of the service.
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 80);
-/// Sysctls of a replica: it neither answers ARP requests for the service's address nor
-/// announces it.
+/// Sysctls of a replica, which must neither answer ARP requests for the service's address nor
+/// announce this address.
 const REPLICA_SYSCTLS: [(&str, &str); 2] =
     [("net/ipv4/conf/all/arp_ignore", "1"), ("net/ipv4/conf/all/arp_announce", "2")];
 
-/// Machines of a rack. Dropping it removes them.
+/// Machines of a rack. Dropping the value removes the machines.
 #[derive(Debug)]
 pub struct Rack {
     _programs: KillOnDrop,
@@ -36,7 +36,7 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Builds a rack beside `router`, a gateway of side B. Fails if the kernel refuses a part.
+    /// Builds a rack at `router`, a gateway of side B. Fails if the kernel refuses a part.
     pub fn build(
         router: &Node,
         fronts: u8,
@@ -78,7 +78,7 @@ impl Rack {
         &self.replicas
     }
 
-    /// Kills a machine: all its programs end without notice, and its wire has no carrier.
+    /// Kills a machine: takes its wire down, then kills all its programs.
     pub fn kill(&self, host: &Host) -> Result<(), TopologyError> {
         host.ip(&["link set eth0 down".to_owned()])?;
         Ok(host.node.netns().kill_all()?)

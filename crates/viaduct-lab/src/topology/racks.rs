@@ -8,8 +8,8 @@
 //!   member n of site s: lan 10.10s.n.2, wan0 10.11s.n.2; its routers have number 1
 //! ```
 //!
-//! The hosts have an address in each of the 16 slices of their site. A wire past the members also
-//! joins the two routers of a site. They use it for packets for which no more specific route leads
+//! The hosts have an address in each of the 16 slices of their site. A further wire connects the
+//! two routers of a site directly. This wire carries packets for which no more specific route leads
 //! to a member.
 
 use std::net::Ipv4Addr;
@@ -116,7 +116,7 @@ impl RackSite {
     }
 }
 
-/// Addresses of the host of site `site`, 1 or 2: one in each slice.
+/// Returns the addresses of the host of site `site`, 1 or 2: one in each slice.
 pub fn addresses(site: u8) -> impl Iterator<Item = Ipv4Addr> {
     (0..SLICES).map(move |slice| Ipv4Addr::new(10, site, slice * (255 / SLICES + 1), 2))
 }

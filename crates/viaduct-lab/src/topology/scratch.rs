@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_scratch_is_gone_and_a_dead_labs_is_swept() {
+    fn dropped_and_stale_directories_are_removed() {
         // Process ID above the kernel's maximum, so that no process has it.
         let stale = std::env::temp_dir().join(format!("{PREFIX}99999999-0"));
         fs::create_dir_all(stale.join("inner")).unwrap();

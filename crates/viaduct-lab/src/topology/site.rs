@@ -73,9 +73,9 @@ impl Site {
         Ok(Site { side, mtu, gateway, hosts })
     }
 
-    /// Enables GRO in the hosts: without it, receiving TCP costs more than everything else on the
-    /// path. A veth coalesces only if segmentation (TSO) is off at its other end. The emulator
-    /// delivers packets singly, so with it there is nothing to coalesce.
+    /// Enables GRO in the hosts: without GRO, receiving TCP costs more than everything else on the
+    /// path. A veth coalesces only if segmentation (TSO) is off at its other end. With an emulated
+    /// link there is nothing to coalesce, because the emulator delivers packets one by one.
     pub(super) fn coalesce(&self) -> Result<(), TopologyError> {
         for host in &self.hosts {
             self.gateway.run("ethtool", &["-K", host.name(), "tso", "off"])?;
@@ -104,7 +104,7 @@ impl Site {
         ])
     }
 
-    /// Replaces the wire of host `n` by an emulated link.
+    /// Replaces the wire of host `n` with an emulated link.
     pub(super) fn emulate_wire(
         &self,
         n: u8,
@@ -183,7 +183,7 @@ pub(super) fn veth(mtu: u32, here: (&str, u32), there: (&str, u32), peer: &Node)
 pub(super) const ROUTER_SYSCTLS: [(&str, &str); 4] = [
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),
-    // A recovered packet may arrive on another device than its route's.
+    // A recovered packet may arrive on a device other than that of its route.
     ("net/ipv4/conf/all/rp_filter", "0"),
     ("net/ipv4/conf/default/rp_filter", "0"),
 ];

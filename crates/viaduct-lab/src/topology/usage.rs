@@ -56,7 +56,7 @@ pub fn cpu_time(pid: u32) -> Duration {
 }
 
 /// Returns the seconds of processor time that process `pid` has used in user space and in the
-/// kernel, by the kernel's clock ticks; `None` if the process is gone.
+/// kernel, with a resolution of one clock tick; `None` if the process is gone.
 pub fn user_and_system(pid: u32) -> Option<[f64; 2]> {
     // Format "123 (name) S 1 …", where the name may contain anything; fields 14 and 15 are ticks.
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -155,7 +155,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_child_of_the_child_counts() {
+    fn usage_includes_grandchildren() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sh -c 'while :; do :; done' & wait"]).stdin(Stdio::piped());
         let mut shell = viaduct_sys::process::Process::spawn(shell).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use viaduct_sys::netns::Netns;
 
-/// Namespace with wires into others; when one of those is destroyed, its wire disappears.
+/// Namespace with wires into other namespaces. When one of these is destroyed, its wire disappears.
 pub(crate) struct Canary {
     netns: Netns,
     wires: usize,
@@ -34,7 +34,8 @@ impl Canary {
         String::from_utf8(shown.unwrap().stdout).unwrap().lines().count()
     }
 
-    /// Waits until all are gone; the kernel destroys them a moment after their last user.
+    /// Waits until all watched namespaces are gone. The kernel destroys a namespace shortly after
+    /// its last user has ended.
     pub(crate) fn assert_all_gone(&self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while self.alive() > 0 && Instant::now() < deadline {

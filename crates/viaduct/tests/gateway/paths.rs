@@ -52,7 +52,7 @@ fn stream(seconds: u64) -> TimedMessages {
         size: 200,
         bits_per_second: 160_000.0,
         duration: Duration::from_secs(seconds),
-        patience: Duration::from_secs(2),
+        timeout: Duration::from_secs(2),
         port: 6_000,
     }
 }

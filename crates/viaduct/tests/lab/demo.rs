@@ -189,5 +189,5 @@ fn missing_programs_and_bad_options_give_one_line() {
     fs::write(dir.join("report"), "a file").unwrap();
     let output = command.output().unwrap();
     assert!(!output.status.success());
-    assert!(said(&output).contains("--out: cannot make"), "{}", said(&output));
+    assert!(said(&output).contains("--out: cannot create"), "{}", said(&output));
 }

@@ -122,8 +122,7 @@ fn length(loss: &Loss) -> (f64, f64) {
     match loss {
         Loss::Bursts { length, .. } => (f64::from(*length), 0.0),
         Loss::GilbertElliott { p_bad_to_good, loss_good, loss_bad, p_good_to_bad } => {
-            // A few bursts stem from the rare losses of the good state; the mean includes their
-            // share.
+            // A few bursts begin with a rare loss in the good state; the mean includes them.
             let moves = p_good_to_bad + p_bad_to_good;
             let (bad, good) = (p_good_to_bad / moves, p_bad_to_good / moves);
             let after_bad = (1.0 - p_bad_to_good) * loss_bad + p_bad_to_good * loss_good;
@@ -145,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_of_each_process_are_as_far_off_as_they_should_be() {
+    fn deviations_of_each_process_have_the_expected_variance() {
         for text in ["1%", "1%x8", "ge:0.2%:10%:0.01%:50%"] {
             let loss: Loss = text.parse().unwrap();
             let mut squares = [0.0; 2];
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_counted_between_the_ends() {
+    fn bursts_at_the_ends_are_not_counted() {
         let lost = [1, 1, 0, 1, 0, 1, 1, 1, 0, 1].map(|bit| bit == 1).to_vec();
         assert_eq!(Fates { lost }.bursts(), [1, 3]);
     }

@@ -10,8 +10,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link",
     title: "Accuracy of the link emulator",
     figure: "Basis of all figures; the papers used links emulated by Emulab",
-    finding: "The papers used Emulab's links. Our emulator must keep to its configured rate, delay \
-              and loss as exactly as they did.",
+    finding: "The papers used Emulab's links. Our emulator must match its configured rate, delay \
+              and loss as accurately.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -44,8 +44,8 @@ const LOSSES: [(&str, &str); 3] = [
 /// Maximum deviation in standard errors; a correct process exceeds it in one of a thousand checks.
 const MAX_ERRORS: f64 = 3.29;
 
-/// Checks one rate: sends at 1.25 times this rate, and measures the rate of arrival. The link's
-/// queue bridges pauses of the sender.
+/// Checks one rate: sends at 1.25 times this rate, and measures the arrival rate. The link's queue
+/// stays non-empty during pauses of the sender.
 fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     run.step(&format!("rate {rate} Mb/s"))?;
     let world = world(run, link(&format!("rate={rate}M,delay=1ms,queue=300ms")), false)?;
@@ -86,12 +86,12 @@ fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
     run.plot_points(&plot, &format!("a packet each ms, {how}"), points);
     run.param(&format!("{how}_is_realtime"), world.link()?.stats()?.realtime);
     run.at_most(&format!("added delay, {how}: p99, ms"), quantile(&added, 0.99), most);
-    run.at_least(&format!("added delay, {how}: least, ms"), quantile(&added, 0.0), -0.05);
+    run.at_least(&format!("added delay, {how}: minimum, ms"), quantile(&added, 0.0), -0.05);
     Ok(())
 }
 
-/// Sends a constant stream over a link that has `config` from the first packet on; returns the
-/// number of packets sent, and the arrivals.
+/// Sends a constant stream over a link that is configured as `config` before the first packet;
+/// returns the number of packets sent, and the arrivals.
 fn stream(run: &mut Run, config: &LinkConfig) -> Result<(u32, Vec<Arrival>)> {
     let world = world(run, LinkConfig::default(), false)?;
     world.link()?.set(Direction::AtoB, config.clone())?;
@@ -133,7 +133,7 @@ fn check_trace(run: &mut Run) -> Result<()> {
     let lost = lost.flat_map(|(n, &run)| std::iter::repeat_n(n % 2 == 1, run as usize));
     let fates = Fates::of(sent, &arrived);
     let wrong = fates.lost.iter().zip(lost.cycle()).filter(|(is, should)| **is != *should).count();
-    run.at_most("loss, a trace: packets whose fate is not the trace's", wrong as f64, 0.0);
+    run.at_most("loss, a trace: packets whose fate differs from the trace", wrong as f64, 0.0);
     Ok(())
 }
 

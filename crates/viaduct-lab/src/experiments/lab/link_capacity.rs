@@ -1,5 +1,5 @@
-//! Capacity of hosts, gateways and emulator together on this machine: 1 Gb/s over a link with a
-//! round trip of 100 ms is required.
+//! Combined capacity of hosts, gateways and emulator on this machine. Required: 1 Gb/s over a link
+//! with a round trip of 100 ms.
 
 use crate::emulator::{Emulator, EmulatorStats};
 use crate::experiments::prelude::*;
@@ -8,8 +8,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link-capacity",
     title: "Capacity of the emulated link with gateways at both ends",
     figure: "Basis of Maelstrom, Figure 10",
-    finding: "The paper's gigabit figures had a machine for each host, gateway and link; here all \
-              of them share this one.",
+    finding: "The paper's gigabit figures had a machine for each host, gateway and link; here they \
+              all share one machine.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -38,7 +38,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Link slightly above the required rate.
+/// Link whose rate is slightly above the required one.
 const LINK: &str = "rate=1.2G,delay=50ms,queue=50ms";
 
 /// Name of each mode, and the lines of its gateways' `[peer.fec]`; `None` means no gateways.
@@ -57,7 +57,7 @@ struct Carried {
     dropped: f64,
 }
 
-/// Measures the traffic over the link while the flows run, without their first and last second.
+/// Measures the traffic over the link while the flows run, except in their first and last second.
 fn carry(world: &World, seconds: u32, warm_up: u32) -> Result<Carried> {
     let flows = Iperf { flows: 8, ..Iperf::tcp("cubic", seconds, warm_up) };
     let emulator = world.link()?;

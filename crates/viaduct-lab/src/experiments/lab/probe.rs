@@ -54,8 +54,8 @@ pub(super) fn world(run: &Run, link: LinkConfig, spin: bool) -> Result<World> {
     let wan = Wan::Emulated(Box::new(config));
     let world = World::build(&DumbbellSpec { wan, ..DumbbellSpec::default() }, run.journal())?;
     for gateway in [world.dumbbell.gateway_a(), world.dumbbell.gateway_b()] {
-        // IPv6 neighbour discovery would send packets over the link. The emulator would apply to
-        // them the losses and delays that its seed gives the probe's packets.
+        // Packets of IPv6 neighbour discovery would consume random numbers of the emulator, and so
+        // change the losses and delays of the probe's packets.
         gateway.set_sysctls(&[("net/ipv6/conf/wan0/disable_ipv6", "1")])?;
     }
     Ok(world)
@@ -67,8 +67,8 @@ impl Probe {
         Probe { packets, bytes, batch: 1, gap }
     }
 
-    /// Creates a probe that sends at this rate, in bits per second, for `duration`. Batches are
-    /// half a millisecond apart, or more, so that each consists of whole packets.
+    /// Creates a probe that sends at this rate, in bits per second, for `duration`. Batches consist
+    /// of complete packets, and are therefore half a millisecond or more apart.
     pub(super) fn at_rate(bits_per_second: f64, bytes: usize, duration: Duration) -> Probe {
         let gap = Duration::from_micros(500);
         let per_gap = bits_per_second / 8.0 / bytes as f64 * gap.as_secs_f64();
@@ -111,7 +111,7 @@ impl Probe {
         let mut packet = vec![0u8; self.bytes - HEADERS];
         for number in 0..self.packets {
             if number % self.batch == 0 {
-                // A sender that is behind does not sleep until it has caught up.
+                // A sender that is behind its schedule does not sleep until it has caught up.
                 let due = self.gap * (number / self.batch);
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
@@ -143,8 +143,8 @@ fn receive(socket: &UdpSocket, bytes: usize) -> io::Result<Vec<(u32, u64, u64)>>
 
 fn open(ip: &str, port: u16) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((ip, port))?;
-    // Buffer for packets that arrive while the reader is late. Without CAP_NET_ADMIN the call
-    // fails, and the default size stays.
+    // Room for packets that arrive while the reader is delayed. Without CAP_NET_ADMIN the call
+    // fails, and the buffer keeps its default size.
     let _ = set_socket_recv_buffer_size_force(&socket, 64 << 20);
     Ok(socket)
 }

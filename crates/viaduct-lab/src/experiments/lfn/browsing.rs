@@ -14,8 +14,8 @@ use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Connections, Documents, Request, Requests, Squid, WebServer};
 
-/// Congestion control of all hosts: for the tunnel's and Squid's connections, and the concurrent
-/// flow.
+/// Congestion control of all hosts, and so of the tunnel's and Squid's connections and of the
+/// concurrent flow.
 pub(super) const CONGESTION: &str = "cubic";
 /// Requests per second, as in the slides on "Taming the LFN".
 const RATE: f64 = 20.0;
@@ -36,12 +36,12 @@ pub(super) enum Setup {
     Squid(Windows, Connections),
     /// A child Squid whose parent is reached through a tunnel.
     SquidTunnel(Links),
-    /// As `SquidTunnel` with one TCP link in the first half of the load, and with this number of
-    /// links in the second.
+    /// Like `SquidTunnel`, with one TCP link in the first half of the load, and this number of
+    /// links in the second half.
     SquidGrowing(usize),
 }
 
-/// Maximum TCP window between Squids.
+/// Limit of the TCP window between Squids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Windows {
     /// At most 64 KB, as without window scaling.
@@ -51,8 +51,8 @@ pub(super) enum Windows {
 }
 
 impl Setup {
-    /// Returns whether this is a pair of Squids without a tunnel between them, which keep their
-    /// connections for further requests.
+    /// Returns whether this is a pair of Squids that are connected without a tunnel, by persistent
+    /// connections.
     pub(super) fn keeps_connections(self) -> bool {
         matches!(self, Setup::Squid(_, Connections::Kept))
     }
@@ -90,8 +90,8 @@ pub(super) struct Browsing {
     pub(super) setup: Setup,
     /// Round trip in milliseconds.
     pub(super) rtt: u32,
-    /// True if a bulk TCP flow runs for the duration of the load.
-    pub(super) beside: bool,
+    /// True if a bulk TCP flow runs during the load.
+    pub(super) concurrent: bool,
     /// Duration of the load.
     pub(super) duration: Duration,
 }
@@ -101,7 +101,7 @@ pub(super) struct Browsed {
     /// All requests.
     pub(super) requests: Vec<Request>,
     /// Throughput of the concurrent flow in Mb/s.
-    pub(super) beside: Option<f64>,
+    pub(super) concurrent: Option<f64>,
 }
 
 impl Browsing {
@@ -115,8 +115,8 @@ impl Browsing {
         run.congestion_control(CONGESTION);
     }
 
-    /// Runs all `loads`, four at a time, each in a world of its own. Four links of 10 Mb/s leave
-    /// enough CPU time, so that the loads do not disturb each other.
+    /// Runs all `loads`, four at a time, each in a world of its own. Traffic over four links of 10
+    /// Mb/s needs so little CPU time that the loads do not disturb each other.
     pub(super) fn all(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
         let (seed, journal, mut found) = (run.seed(), run.journal(), Vec::new());
         for some in loads.chunks(AT_ONCE) {
@@ -137,7 +137,7 @@ impl Browsing {
         let load = Requests {
             rate: RATE,
             duration: self.duration,
-            patience: LOAD_TIMEOUT,
+            timeout: LOAD_TIMEOUT,
             to: path.to,
             server: server.address(),
             proxied: path.child.is_some(),
@@ -145,11 +145,11 @@ impl Browsing {
         };
         thread::scope(|scope| {
             let (from, to) = (world.b1(), world.a1());
-            let beside = self.beside.then(|| scope.spawn(|| self.flow_beside(from, to)));
+            let concurrent = self.concurrent.then(|| scope.spawn(|| self.bulk_flow(from, to)));
             let growing = scope.spawn(|| self.grow(path.tunnel.as_ref()));
             let requests = load.run(world.a1(), &documents)?;
             join(growing)?;
-            Ok(Browsed { requests, beside: beside.map(join).transpose()? })
+            Ok(Browsed { requests, concurrent: concurrent.map(join).transpose()? })
         })
     }
 
@@ -162,7 +162,7 @@ impl Browsing {
         Ok(())
     }
 
-    fn flow_beside(&self, from: &Host, to: &Host) -> Result<f64> {
+    fn bulk_flow(&self, from: &Host, to: &Host) -> Result<f64> {
         let seconds = self.duration.as_secs() as u32;
         Ok(Iperf::tcp(CONGESTION, seconds, 0).run(from, to)?.received / 1e6)
     }
@@ -210,15 +210,15 @@ const WINDOWS_OF_64_KB: [(&str, &str); 2] =
     [("net/ipv4/tcp_rmem", "4096 65536 65536"), ("net/ipv4/tcp_wmem", "4096 65536 65536")];
 
 impl Browsed {
-    /// Returns the quantile `q` of the times of documents that `which` selects, in ms. The time of
-    /// a document that never arrived is infinite.
+    /// Returns the quantile `q` of the response times of the documents whose size `which` selects,
+    /// in ms. The time of a document that never arrived is infinite.
     pub(super) fn quantile(&self, q: f64, which: impl Fn(usize) -> bool) -> f64 {
         let ms = |r: &Request| r.time.map_or(f64::INFINITY, |time| time.as_secs_f64() * 1e3);
         let times = self.requests.iter().filter(|r| which(r.kb)).map(ms);
         quantile(&times.collect::<Vec<_>>(), q)
     }
 
-    /// Returns the quantile `q` of the times of documents below 10 KB, in ms.
+    /// Returns the quantile `q` of the response times of documents below 10 KB, in ms.
     pub(super) fn small(&self, q: f64) -> f64 {
         self.quantile(q, |kb| kb < SMALL)
     }
@@ -228,7 +228,7 @@ impl Browsed {
         self.requests.iter().filter(|request| request.time.is_none()).count()
     }
 
-    /// Returns the KB of complete documents that arrived in each second.
+    /// Returns the total size in KB of the documents whose transfer completed in each second.
     pub(super) fn kb_by_second(&self) -> Vec<f64> {
         let mut seconds: Vec<f64> = Vec::new();
         for request in &self.requests {

@@ -1,7 +1,7 @@
 //! Slides 33 and 34 of *Taming the LFN*: response time by document size, at round trips of 40 and
 //! 300 ms. Each document has a connection of its own: directly, through a tunnel, over two Squids,
-//! or over two Squids joined by a tunnel. Then ([`neighbours`]): small sessions in a tunnel, beside
-//! a large session and beside one whose reader has stopped.
+//! or over two Squids connected by a tunnel. Then ([`neighbours`]): small sessions in a tunnel,
+//! during a large session and during a session whose reader has stopped.
 
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;
@@ -18,9 +18,9 @@ const SQUIDS: [Setup; 2] = [
     Setup::Squid(Windows::Plain, Connections::OneEach),
     Setup::Squid(Windows::Large, Connections::OneEach),
 ];
-/// Maximum median time of small documents with a tunnel between the Squids, as a share of that with
-/// the better of the [`SQUIDS`]. The tunnel saves the handshake, one of two round trips, so about
-/// 0.5 is expected; the bound is that of [`mux`](super::mux).
+/// Maximum ratio of two median response times of small documents: with a tunnel between the Squids,
+/// and with the better of the [`SQUIDS`]. The tunnel saves the handshake, one of two round trips,
+/// so about 0.5 is expected; the bound is the same as in [`mux`](super::mux).
 const MAX_OF_SQUID: f64 = 0.75;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -42,7 +42,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(2);
     run.step("documents of all sizes")?;
     let duration = Duration::from_secs(seconds);
-    let load = |rtt| move |&setup| Browsing { setup, rtt, beside: false, duration };
+    let load = |rtt| move |&setup| Browsing { setup, rtt, concurrent: false, duration };
     let tunnels = [1, 3].map(|count| Setup::SquidTunnel(Links::tcp(count)));
     let squids: Vec<Setup> =
         run.choose([&SQUIDS[..], &tunnels], [&SQUIDS[..1], &tunnels[1..]]).concat();
@@ -55,7 +55,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     for (load, browsed) in &found {
         draw(run, load, browsed, sizes);
     }
-    beside_squid(run, &found);
+    compare_with_squids(run, &found);
     let at_300 = |load: &Browsing| load.rtt == 300 && setups.contains(&load.setup);
     for (load, browsed) in found.iter().filter(|(load, _)| at_300(load)) {
         let name = format!("300 ms, {}: median small document, RTT", load.setup.name());
@@ -63,13 +63,13 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             if load.setup == Setup::Plain { Bound::AtLeast(2.0) } else { Bound::AtMost(1.3) };
         run.check(&name, browsed.small(0.5) / 300.0, bound);
     }
-    run.step("a reader that has stopped, and a large session beside 20 small ones")?;
+    run.step("a reader that has stopped, and a large session concurrent with 20 small ones")?;
     neighbours::measure(run)
 }
 
-/// Checks slide 33 and, in a full run, slide 34: compares two Squids joined by a tunnel with the
-/// better of the [`SQUIDS`], which open a connection per document.
-fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
+/// Checks slide 33 and, in a full run, slide 34: compares two Squids connected by a tunnel with the
+/// better of the [`SQUIDS`].
+fn compare_with_squids(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     for rtt in RTTS {
         let at = || found.iter().filter(move |(load, _)| load.rtt == rtt);
         let squids = at().filter(|(load, _)| SQUIDS.contains(&load.setup));
@@ -77,7 +77,9 @@ fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
         for (load, browsed) in at().filter(|(load, _)| matches!(load.setup, Setup::SquidTunnel(_)))
         {
             let setup = load.setup.name();
-            let name = format!("{rtt} ms, Squid over {setup}: median small document, over Squid's");
+            let name = format!(
+                "{rtt} ms, Squid over {setup}: median small document, relative to Squid alone"
+            );
             run.at_most(&name, browsed.small(0.5) / best, MAX_OF_SQUID);
         }
     }
@@ -88,7 +90,7 @@ fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
 fn draw(run: &mut Run, load: &Browsing, browsed: &Browsed, sizes: &[usize]) {
     let axes = (("document", "KB"), ("response time", "ms"));
     for (quantile, word) in [(0.5, "median"), (0.9, "90th percentile")] {
-        let title = format!("Response time, {} ms there and back: {word}", load.rtt);
+        let title = format!("Response time, {} ms round trip: {word}", load.rtt);
         let plot = Plot::line(&title, axes.0, axes.1).log_x().log_y();
         let name = load.setup.name();
         let squid = if matches!(load.setup, Setup::SquidTunnel(_)) { "Squid over " } else { "" };

@@ -1,6 +1,6 @@
-//! Bulk session through a tunnel, and an echo beside it: on clean links, and on links with 1 % loss
-//! and FEC gateways, where the sender is shaped below the link's rate or not. The checks: on clean
-//! links the session fills the link; at 1 % loss the echo is hardly delayed.
+//! Bulk session through a tunnel, and a concurrent echo: on clean links, and on links with 1 % loss
+//! and FEC gateways, with and without shaping of the sender below the link's rate. The checks: on
+//! clean links the session fills the link; at 1 % loss the echo is hardly delayed.
 
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
@@ -14,9 +14,9 @@ const LOSSY_MTU: u32 = 1240;
 /// FEC code of the gateways on lossy paths: `maelstrom/throughput-burst` checks its throughput.
 const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
 
-/// Shaping by an operator who knows the link's rate: the sender stays below it, so that repairs
-/// have room and no standing queue forms. (With three repairs per ten packets, and the headers of
-/// repairs, 130 Mb/s take up 175 Mb/s of the link.)
+/// Shaping by an operator who knows the link's rate: the sender stays below this rate, so that
+/// there is room for repairs and no standing queue forms. (With three repairs per ten packets, and
+/// the repairs' headers, 130 Mb/s of data use 175 Mb/s of the link.)
 const SHAPED: [&str; 12] = [
     "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "130mbit", "burst", "32kb", "latency",
     "100ms",
@@ -38,16 +38,16 @@ const PATHS: [Path; 4] = [
     Path { name: "200 Mb/s, 100 ms, 1 % in bursts of 8, FEC", rate: 200, rtt: 100, loss: "1%x8" },
 ];
 
-/// Returns the congestion control that an operator would choose for the path; all hosts use it. BBR
-/// keeps the queue short and the rate high under loss, but probing takes about 3 % of a clean link,
-/// with a tunnel and without.
+/// Returns the congestion control that an operator would choose for the path; all hosts use it.
+/// Under loss, BBR keeps the queue short and the rate high. On a clean link, its probing costs
+/// about 3 % of the rate, with a tunnel and without.
 fn congestion(path: &Path) -> &'static str {
     if path.loss == "none" { "cubic" } else { "bbr" }
 }
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lfn/fill",
-    title: "One bulk session through the tunnel, and an echo beside it",
+    title: "One bulk session through the tunnel, and a concurrent echo",
     figure: "beyond Taming the LFN: comparison with today's tunnels",
     finding: "yamux's fixed window limits a session to 33 Mb/s at 60 ms. During a bulk session an \
               echo takes a median of 3.5 to 4.6 round trips through kcptun, and a 99th percentile \
@@ -80,8 +80,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 run.step(&format!("{}, {name}", path.name))?;
                 let found = path.measure(run, links, shaped, seconds)?;
                 found.plot_results(run, (x, path), &name);
-                // A single TCP link is not a tunnel's default: an echo waits for everything
-                // that stalls the bulk session. It is measured for comparison only.
+                // A single TCP link is measured for comparison only. It is not the default of a
+                // tunnel: whatever stalls the bulk session stalls the echo as well.
                 if links.is_some_and(|links| links != single) {
                     found.check(run, path, &name);
                 }
@@ -94,7 +94,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 struct Found {
     /// Rate of the bulk session in Mb/s.
     rate: f64,
-    /// Echo times in ms; infinity for lost ones.
+    /// Round-trip times of the echoes in ms; infinity for a lost echo.
     echoes: Vec<f64>,
 }
 
@@ -149,7 +149,7 @@ impl Path {
 }
 
 impl Found {
-    /// Returns the median and 99th percentile of the echoes, in round trips of the path.
+    /// Returns the median and 99th percentile of the echo times, in round trips of the path.
     fn echo(&self, path: &Path) -> [f64; 2] {
         [0.5, 0.99].map(|q| quantile(&self.echoes, q) / f64::from(path.rtt))
     }
@@ -179,8 +179,8 @@ impl Found {
             return run.at_least(&check, self.share(path), 0.95);
         }
         let [median, p99] = self.echo(path);
-        run.at_most(&format!("{}, {name}: echo beside bulk, median, RTT", path.name), median, 1.1);
-        let check = format!("{}, {name}: echo beside bulk, 99th percentile, RTT", path.name);
+        run.at_most(&format!("{}, {name}: echo during bulk, median, RTT", path.name), median, 1.1);
+        let check = format!("{}, {name}: echo during bulk, 99th percentile, RTT", path.name);
         run.at_most(&check, p99, 2.0);
     }
 }

@@ -1,5 +1,5 @@
-//! Interference between sessions of one tunnel: small fetches alone, beside a large session,
-//! and beside one whose reader has stopped.
+//! Interference between sessions of one tunnel: small fetches alone, during a large session,
+//! and during a session whose reader has stopped.
 //!
 //! ```text
 //!   a1  20 × fetch 5 KB, repeatedly ──────┐                                  ┌─▶ b1
@@ -21,30 +21,31 @@ const LEAD: Duration = Duration::from_secs(4);
 #[derive(Clone, Copy, Debug)]
 struct Medians {
     alone: f64,
-    beside_stopped: f64,
-    beside_large: f64,
+    with_stopped: f64,
+    with_large: f64,
 }
 
 /// Measures over TCP and QUIC, and checks both.
 pub(super) fn measure(run: &mut Run) -> Result<()> {
     let duration = Duration::from_secs(run.choose(20, 8));
-    run.param("small_sessions", format!("{} of {} bytes each, again and again", SMALL.0, SMALL.1));
+    run.param("small_sessions", format!("{} of {} bytes each, repeatedly", SMALL.0, SMALL.1));
     let (seed, journal) = (run.seed(), run.journal().clone());
     let all = [Links::tcp(1), Links::tcp(3), Links::quic()];
     let found = parallel(all, |links| scene(links, seed, &journal, duration))?;
-    let plot = Plot::histogram("Small sessions, median", ("beside", ""), ("time", "ms"));
+    let plot =
+        Plot::histogram("Small sessions, median", ("concurrent session", ""), ("time", "ms"));
     for (links, medians) in all.iter().zip(found) {
         let (name, alone) = (links.name(), medians.alone);
         let bars = [
             ("nothing", alone),
-            ("a reader that has stopped", medians.beside_stopped),
-            ("a large session", medians.beside_large),
+            ("a reader that has stopped", medians.with_stopped),
+            ("a large session", medians.with_large),
         ];
         run.plot_bars(&plot, &name, bars);
-        let check = format!("{name}: small sessions beside a reader that has stopped, over alone");
-        run.at_most(&check, medians.beside_stopped / alone, 1.2);
-        let check = format!("{name}: 20 small sessions beside a large one, over alone");
-        run.at_most(&check, medians.beside_large / alone, 1.5);
+        let check = format!("{name}: small sessions with a stopped reader, relative to alone");
+        run.at_most(&check, medians.with_stopped / alone, 1.2);
+        let check = format!("{name}: 20 small sessions with a large one, relative to alone");
+        run.at_most(&check, medians.with_large / alone, 1.5);
     }
     Ok(())
 }
@@ -53,7 +54,7 @@ fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Resu
     let SmallSites { tunnel, world, .. } = &SmallSites::build(links, seed, journal)?;
     let (a1, to) = (world.a1(), tunnel.entrance());
     let alone = small(a1, to, duration)?;
-    let beside_large = thread::scope(|scope| -> Result<f64> {
+    let with_large = thread::scope(|scope| -> Result<f64> {
         let large = scope.spawn(|| fill(a1, to, (LEAD, duration)));
         thread::sleep(LEAD);
         let median = small(a1, to, duration)?;
@@ -63,8 +64,8 @@ fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Resu
     let _stopped = Idle::open(a1, to)?;
     // Waits until the unread bytes fill all buffers on the path.
     thread::sleep(LEAD);
-    let beside_stopped = small(a1, to, duration)?;
-    Ok(Medians { alone, beside_stopped, beside_large })
+    let with_stopped = small(a1, to, duration)?;
+    Ok(Medians { alone, with_stopped, with_large })
 }
 
 /// Returns the median time in ms of small fetches by 20 clients, each of which makes one fetch at

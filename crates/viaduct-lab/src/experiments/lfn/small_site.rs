@@ -1,4 +1,4 @@
-//! Two small sites over a link of 10 Mb/s with a round-trip time of 300 ms, joined by a tunnel.
+//! Two small sites over a link of 10 Mb/s with a round-trip time of 300 ms, connected by a tunnel.
 //!
 //! ```text
 //!   a1 ─▶ a2 near ══ links ══ far b2 ─▶ b1 a server of sessions
@@ -11,7 +11,7 @@ use crate::topology::programs::sessions::SessionServer;
 
 const PORT: u16 = 6200;
 
-/// The two sites; programs in them end when this is dropped.
+/// The two sites. Dropping them stops their programs.
 pub(super) struct SmallSites {
     pub(super) tunnel: Tunnel,
     _server: SessionServer,
@@ -19,7 +19,7 @@ pub(super) struct SmallSites {
 }
 
 impl SmallSites {
-    /// Builds the sites, joined by a tunnel with these connections.
+    /// Builds the sites and connects them by a tunnel with these links.
     pub(super) fn build(links: Links, seed: u64, journal: &Journal) -> Result<SmallSites> {
         let world = Dumbbell::over(link("rate=10M,delay=150ms,queue=100ms"), 2, seed, journal)?;
         let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);

@@ -17,7 +17,7 @@ use crate::topology::programs::{Capture, Segment};
 const PORT: u16 = 6100;
 
 /// Rate of new data, in bits per second, below which a transfer counts as stalled: a twentieth
-/// of the link's.
+/// of the link's rate.
 const CRAWL: f64 = 0.5e6;
 
 /// TCP implementation of the sender.
@@ -75,7 +75,7 @@ pub(super) struct Transfer {
 
 /// Sequence numbers over time, from a capture.
 pub(super) struct Trace {
-    /// Seconds from the first byte, and the highest byte sent by then.
+    /// Points: seconds since the first byte, and the highest byte sent until then.
     pub(super) sent: Vec<(f64, f64)>,
     /// Retransmissions, in the same form.
     pub(super) again: Vec<(f64, f64)>,
@@ -91,8 +91,8 @@ impl Transfer {
         for host in [world.a1(), world.b1()] {
             self.stack.install(host)?;
         }
-        // The link is set only now, so that the list of losses begins with the connection's first
-        // packet.
+        // The losses are configured only now, so that their list begins with the connection's
+        // first packet.
         if let Some(emulator) = world.emulator() {
             emulator.set(Direction::AtoB, self.link.clone())?;
         }
@@ -184,9 +184,9 @@ impl Trace {
         trace
     }
 
-    /// Returns the longest time with almost no new data (less than [`CRAWL`]), in seconds, from
-    /// a second before the first retransmission on: the flat part of the slides' plots. Returns 0
-    /// without a retransmission.
+    /// Returns the longest time with almost no new data (less than [`CRAWL`]), in seconds,
+    /// starting one second before the first retransmission: the flat part of the slides' plots.
+    /// Returns 0 without a retransmission.
     pub(super) fn longest_stall(&self) -> f64 {
         let Some((first_loss, _)) = self.again.first().copied() else { return 0.0 };
         let points = thinned(&self.sent, 0.05);
@@ -203,8 +203,8 @@ impl Trace {
         longest
     }
 
-    /// Returns the longest time without a new acknowledgment, from a second before the first
-    /// retransmission on; the reader received nothing in that time. Returns 0 without a
+    /// Returns the longest time without a new acknowledgment, starting one second before the first
+    /// retransmission. The reader received nothing in that time. Returns 0 without a
     /// retransmission.
     pub(super) fn longest_silence(&self) -> f64 {
         let first_loss = self.again.first().map_or(f64::INFINITY, |(at, _)| *at);
@@ -219,7 +219,7 @@ impl Trace {
     }
 }
 
-/// Returns the last point of every `step` seconds.
+/// Returns the last point of each interval of `step` seconds.
 pub(super) fn thinned(points: &[(f64, f64)], step: f64) -> Vec<(f64, f64)> {
     let number = |(at, _): (f64, f64)| (at / step) as u64;
     let last = |pair: &[(f64, f64)]| (number(pair[0]) != number(pair[1])).then_some(pair[0]);
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_is_the_longest_time_with_hardly_a_new_byte() {
+    fn a_stall_is_the_longest_time_with_almost_no_new_data() {
         let ms = Duration::from_millis;
         let sent = |at, sequence| Segment {
             at: ms(at),

@@ -68,7 +68,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     }
     run.param("a_stall_sends_less_than_mbit_per_s", 0.5);
     run.steps(1);
-    run.step("all paths at once")?;
+    run.step("all paths concurrently")?;
     let found = play(&scenes, &Worlds::of(run), Duration::from_secs(seconds))?;
     for (name, traces) in &found {
         plot_results(run, name, traces);
@@ -102,7 +102,7 @@ fn plot_results(run: &mut Run, name: &str, traces: &[Trace]) {
     let figures: [Figure; 4] = [
         ("Longest stall", "s", Trace::longest_stall),
         ("Longest time without a new byte acknowledged", "s", Trace::longest_silence),
-        ("Segments sent again", "", |trace| trace.again.len() as f64),
+        ("Retransmitted segments", "", |trace| trace.again.len() as f64),
         ("Acknowledged", "Mb/s", |trace| trace.rate() / 1e6),
     ];
     for (title, unit, figure) in figures {
@@ -123,7 +123,7 @@ fn draw(run: &mut Run, name: &str, traces: &[Trace]) {
     for (stack, trace) in STACKS.iter().zip(traces) {
         run.plot_points(&line, &stack.name(), points(&trace.sent));
     }
-    run.plot_points(&dots, "1999, sent again", points(&traces[0].again));
+    run.plot_points(&dots, "1999, retransmitted", points(&traces[0].again));
 }
 
 fn checks(run: &mut Run, found: &[Played]) {
@@ -136,13 +136,13 @@ fn checks(run: &mut Run, found: &[Played]) {
     for (name, least) in [(clustered, 3.0), (overshoot, 6.0)] {
         let check = format!("{name}: stall of 1999, s (a time-out is {TIME_OUT})");
         run.at_least(&check, stall(name, 0), least);
-        let check = format!("{name}: stall of 1999 over today's (cubic)");
+        let check = format!("{name}: stall of 1999, relative to today's (cubic)");
         run.at_least(&check, stall(name, 0) / stall(name, 1), 2.0);
     }
     if let (Some(short), Some(long)) = (of("40 ms"), of("300 ms")) {
-        let name = "1999: Mb/s at 300 ms over those at 40 ms";
+        let name = "1999: Mb/s at 300 ms, relative to 40 ms";
         run.at_most(name, long[0].rate() / short[0].rate(), 0.5);
     }
-    let check = format!("{one}: also today the reader has nothing new for, RTT");
+    let check = format!("{one}: longest time without new data today (cubic), RTT");
     run.at_least(&check, silence(one, 1) / 0.6, 1.0);
 }

@@ -50,10 +50,10 @@ struct Flow {
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/adaptive",
-    title: "One flow through gateways that follow the losses",
+    title: "One flow through gateways that adapt to the losses",
     figure: "beyond Maelstrom: its section 5.3 without a code that an operator has chosen",
-    finding: "With fixed codes a clean link loses 27 % to repairs, and bursts beyond the code's \
-              reach make flows collapse.",
+    finding: "With fixed codes, repairs take 27 % of a clean link, and bursts longer than the code \
+              can repair make flows collapse.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -83,21 +83,21 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             bytes: median_of(flows, |flow| flow.bytes),
             p99: median_of(flows, |flow| flow.p99),
         });
-        judge(run, congestion, &cases, &medians.collect::<Vec<_>>());
+        report(run, congestion, &cases, &medians.collect::<Vec<_>>());
     }
     Ok(())
 }
 
 /// Draws and checks the medians of one congestion control; shares are relative to the plain flow
 /// without loss.
-fn judge(run: &mut Run, congestion: &str, cases: &[&Case], flows: &[Flow]) {
+fn report(run: &mut Run, congestion: &str, cases: &[&Case], flows: &[Flow]) {
     let lossless = flows[0].plain;
     for (x, ((case, loss, share, bytes, _), flow)) in cases.iter().zip(flows).enumerate() {
         for ((what, unit), series, y) in [
             (("throughput", "Mb/s"), "plain kernel", flow.plain),
             (("throughput", "Mb/s"), "with gateways", flow.with),
-            (("bytes of repairs", "%"), "with gateways", 100.0 * flow.bytes),
-            (("99 of 100 recoveries within", "ms"), "with gateways", flow.p99),
+            (("repair bytes", "%"), "with gateways", 100.0 * flow.bytes),
+            (("99 % of recoveries within", "ms"), "with gateways", flow.p99),
         ] {
             let title = format!("One {congestion} flow: {what}");
             let plot = Plot::histogram(&title, ("loss", ""), (what, unit));
@@ -105,20 +105,24 @@ fn judge(run: &mut Run, congestion: &str, cases: &[&Case], flows: &[Flow]) {
         }
         let name = |what: &str| format!("{congestion}, {case}: {what}");
         if congestion == "bbr" {
-            run.at_least(&name("with over plain"), flow.with / flow.plain, BBR);
+            run.at_least(&name("with gateways, relative to plain"), flow.with / flow.plain, BBR);
             continue;
         }
         if x == 0 {
-            run.at_least(&name("with over plain"), flow.with / flow.plain, CLEAN);
+            run.at_least(&name("with gateways, relative to plain"), flow.with / flow.plain, CLEAN);
         }
         if let Some(share) = *share {
-            run.at_least(&name("with over plain without loss"), flow.with / lossless, share);
+            run.at_least(
+                &name("with gateways, relative to plain without loss"),
+                flow.with / lossless,
+                share,
+            );
         }
         if let Some(bytes) = *bytes {
-            run.at_most(&name("bytes of repairs a byte"), flow.bytes, bytes);
+            run.at_most(&name("repair bytes per data byte"), flow.bytes, bytes);
         }
         if *loss == "1%" {
-            run.at_most(&name("99 of 100 recoveries within, ms"), flow.p99, IN_TIME);
+            run.at_most(&name("99 % of recoveries within, ms"), flow.p99, IN_TIME);
         }
     }
 }

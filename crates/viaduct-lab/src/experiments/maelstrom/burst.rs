@@ -95,7 +95,7 @@ fn checks(run: &mut Run, sweep: &Sweep) {
     if *interleaves == REAL {
         // An immediate repair can be lost in the burst that it should repair.
         let bound = if immediate { 0.96 } else { 0.99 };
-        run.at_least(&format!("{code}: least share recovered, bursts of up to 25"), least, bound);
+        run.at_least(&format!("{code}: lowest share recovered, bursts of up to 25"), least, bound);
     }
     let fall = |pair: &[(u32, Share, f64)]| pair[0].2 / pair[1].2;
     let falls = points.windows(2).map(fall).fold(0.0, f64::max);
@@ -125,8 +125,8 @@ fn through_gateways(
         let link = link(&format!("rate=100M,delay=50ms,loss={loss}x{length}"));
         let mut world = World::new((1200, 1500), &link, run.seed(), run.journal())?;
         let spec = GatewaySpec::layered(8, &REAL, delay).host_mtu(1200);
-        // The gateway must not take a short delay of the sender's process for a pause in the
-        // stream, at which it sends the repairs that are not complete.
+        // The gateway must not mistake a short delay of the sending process for a pause in the
+        // stream, at which it would send incomplete repairs.
         let spec = GatewaySpec { fec: format!("{}flush_after = \"100ms\"\n", spec.fec), ..spec };
         let real = real_stream::send(&mut world, &spec, &link, seconds)?;
         let code = if delay { delayed(8, &REAL) } else { layers(8, &REAL) };
@@ -155,8 +155,8 @@ fn points(run: &mut Run, name: &str, length: u32, (share, latency): (f64, f64)) 
 fn real_checks(run: &mut Run, name: &str, real: &RealOutcome, simulated: &Share) {
     let errors = simulated.error.hypot(simulated.over(real.bursts).error);
     let bound = around(simulated.value, 3.0 * errors + 1.0 / real.bursts.max(1) as f64);
-    let check = format!("real gateways, {name}: share recovered, against the simulated one");
+    let check = format!("real gateways, {name}: share recovered, compared with simulation");
     run.check(&check, real.share(), bound);
-    let check = format!("real gateways, {name}: losses counted over those that the link recorded");
+    let check = format!("real gateways, {name}: losses counted, relative to the link's record");
     run.within(&check, real.accounted(), 0.98, 1.02);
 }

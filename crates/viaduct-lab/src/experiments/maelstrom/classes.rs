@@ -1,4 +1,4 @@
-//! Delay-sensitive messages, beside a bulk flow and alone.
+//! Delay-sensitive messages, with and without a concurrent bulk flow.
 
 use super::{Case, cases, medians, overhead};
 use crate::experiments::prelude::*;
@@ -25,13 +25,13 @@ struct Stream {
     /// Packets per second.
     pace: f64,
     /// True if a bulk flow runs concurrently.
-    beside: bool,
+    concurrent: bool,
 }
 
 const STREAMS: [Stream; 3] = [
-    Stream { name: "50 a second beside bulk", length: 84, pace: 50.0, beside: true },
-    Stream { name: "5 Mb/s beside bulk", length: 200, pace: 3_125.0, beside: true },
-    Stream { name: "50 a second alone", length: 84, pace: 50.0, beside: false },
+    Stream { name: "50 a second during bulk", length: 84, pace: 50.0, concurrent: true },
+    Stream { name: "5 Mb/s during bulk", length: 200, pace: 3_125.0, concurrent: true },
+    Stream { name: "50 a second alone", length: 84, pace: 50.0, concurrent: false },
 ];
 
 /// Streams of 84-byte packets: packets per second, class, and maximum repair bytes per data byte.
@@ -55,7 +55,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("link", "200 Mb/s, 50 ms one way, queue 5 ms");
     run.param("mtu", "hosts 1200, WAN 1500");
     run.param("code", "auto");
-    run.param("beside", "iperf3, one cubic flow held to 150 Mb/s");
+    run.param("beside", "iperf3, one cubic flow limited to 150 Mb/s");
     run.param("seconds", seconds);
     run.param("rounds", rounds);
     run.congestion_control("cubic");
@@ -69,9 +69,9 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 world.protect(&GatewaySpec::default())?;
                 Ok([quantile(&send(&world, stream, seconds)?, 0.99)])
             })?;
-            let plot = Plot::histogram("99 of 100 messages within", ("loss", ""), ("", "ms"));
+            let plot = Plot::histogram("99 % of messages within", ("loss", ""), ("", "ms"));
             run.plot_bar(&plot, stream.name, (x, case), p99);
-            let bound = ONE_WAY + BEYOND + if stream.beside { QUEUE } else { 0.0 };
+            let bound = ONE_WAY + BEYOND + if stream.concurrent { QUEUE } else { 0.0 };
             run.at_most(&format!("{case}: {}, p99, ms", stream.name), p99, bound);
         }
     }
@@ -81,12 +81,13 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             let mut world = world(run, "1%", round)?;
             let class = format!("max_overhead = 1.0\n[[peer.class]]\nname = \"all\"\n{repairs}\n");
             world.protect(&GatewaySpec::fec(&class))?;
-            let stream = Stream { name: "small", length: 84, pace, beside: false };
+            let stream = Stream { name: "small", length: 84, pace, concurrent: false };
             send(&world, &stream, seconds)?;
             Ok([overhead(&SenderStats::default(), &world.sender()?)])
         })?;
         let kind = repairs.replace('\n', ", ").replace('"', "");
-        let name = format!("{pace} packets of 84 bytes a second, {kind}: bytes a byte");
+        let name =
+            format!("{pace} packets of 84 bytes a second, {kind}: repair bytes per data byte");
         run.at_most(&name, bytes, most);
     }
     Ok(())
@@ -97,26 +98,26 @@ fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
     World::new((1200, 1500), &link(&config), run.seed() + round as u64, run.journal())
 }
 
-/// Sends the stream, with a concurrent bulk flow if `stream.beside` is set; returns the delivery
-/// times in milliseconds, infinity for messages that never arrived.
+/// Sends the stream, with a concurrent bulk flow if `stream.concurrent` is set. Returns the
+/// delivery times in milliseconds, infinity for messages that never arrived.
 fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<f64>> {
     let size = stream.length - HEADERS;
     let messages = TimedMessages {
         size,
         bits_per_second: stream.pace * 8.0 * size as f64,
-        patience: Duration::from_secs(2),
+        timeout: Duration::from_secs(2),
         ..TimedMessages::paper(Carrier::Udp, Duration::from_secs(seconds.into()))
     };
     thread::scope(|scope| {
-        let beside = stream.beside.then(|| {
+        let concurrent = stream.concurrent.then(|| {
             let bulk = Iperf::tcp("cubic", seconds + 3, 0).paced(150_000_000, 16_384);
             scope.spawn(move || bulk.run(world.a1(), world.b1()))
         });
-        if beside.is_some() {
+        if concurrent.is_some() {
             thread::sleep(Duration::from_secs(3));
         }
         let sent = messages.run(world.a1(), world.b1())?;
-        beside.map(join).transpose()?;
+        concurrent.map(join).transpose()?;
         Ok(sent.iter().map(Message::milliseconds).collect())
     })
 }

@@ -62,11 +62,11 @@ fn checks(run: &mut Run, words: &str, pairs: &[[Share; 2]]) {
     let gain = |[other, coprime]: &[Share; 2]| (coprime.value - other.value) * 100.0;
     let doubt = |[a, b]: &[Share; 2]| a.margin().hypot(b.margin()) * 100.0;
     let least = pairs.iter().map(|pair| gain(pair) + doubt(pair)).fold(f64::INFINITY, f64::min);
-    // Some immediate repairs are lost in the burst that they should repair. At low loss rates the
-    // result depends on which repairs these are. Those of (1,10,20) are then placed more
-    // favourably, which is worth about half a percentage point.
+    // Some immediate repairs are lost in the burst that they should repair. At low loss rates, the
+    // result depends on which repairs these are: the repairs of (1,10,20) are placed more
+    // favourably, which gains about half a percentage point.
     let worst = if words == "delayed" { 0.0 } else { -1.0 };
-    let name = format!("{words} XORs: least gain of coprime with its margin, percentage points");
+    let name = format!("{words} XORs: lowest gain of coprime with its margin, percentage points");
     run.at_least(&name, least, worst);
     if let Some(last) = pairs.last() {
         let name = format!("{words} XORs, 10 % loss: gain of coprime, percentage points");

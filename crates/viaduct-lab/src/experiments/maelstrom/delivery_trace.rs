@@ -33,7 +33,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let share = delayed(&protected) / delayed(&plain);
     run.param("plain_delayed", delayed(&plain));
     run.param("protected_delayed", delayed(&protected));
-    run.at_most("messages late by an RTT, protected over plain", share, 0.2);
+    run.at_most("messages late by an RTT, protected relative to plain", share, 0.2);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/equal-mtu",
     title: "Repairs sent in fragments, because the hosts have the WAN's MTU",
     figure: "Maelstrom, section 4.1",
-    finding: "The paper has the hosts' MTU lowered, so that repairs fit.",
+    finding: "The paper lowers the hosts' MTU, so that repairs fit.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -45,14 +45,15 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let [bytes, rates] = [bytes, rates].map(|of| of.map(|of| median(&of)));
         for (at, mtu) in HOSTS.iter().enumerate() {
             for (what, unit, value) in
-                [("bytes of repairs", "%", 100.0 * bytes[at]), ("throughput", "Mb/s", rates[at])]
+                [("repair bytes", "%", 100.0 * bytes[at]), ("throughput", "Mb/s", rates[at])]
             {
                 let title = format!("One cubic flow: {what}");
                 let plot = Plot::histogram(&title, ("loss", ""), (what, unit));
                 run.plot_bar(&plot, &format!("hosts {mtu}"), (x, case), value);
             }
         }
-        let name = format!("{case}: bytes of repairs a byte, more than with hosts of 1200");
+        let name =
+            format!("{case}: repair bytes per data byte, in addition to those with hosts of 1200");
         run.at_most(&name, bytes[1] - bytes[0], MORE);
     }
     Ok(())

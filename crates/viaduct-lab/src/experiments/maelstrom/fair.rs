@@ -7,7 +7,7 @@ use crate::topology::programs::IperfReport;
 /// Bounds of the rate of each flow when one of two is protected, relative to the mean rate of two
 /// plain flows.
 const SHARE: Bound = Bound::Within(0.8, 1.25);
-/// Minimum sum of both rates, relative to that of two plain flows.
+/// Minimum sum of both rates, relative to the sum of two plain flows.
 const SUM: f64 = 0.98;
 /// Minimum of Jain's index over eight protected flows.
 const JAIN: f64 = 0.95;
@@ -27,13 +27,13 @@ const PROTECTED: u16 = 5_201;
 /// First port of the plain flows; see [`CLASS`].
 const PLAIN: u16 = 5_301;
 
-/// Class without repairs, for flows on ports from [`PLAIN`] on.
+/// Class without repairs, for flows on [`PLAIN`] and the 98 ports after it.
 const CLASS: &str =
     "\n[[peer.class]]\nname = \"plain\"\nports = [\"5301-5399\"]\nrepairs = \"none\"\n";
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/fair",
-    title: "Protected flows beside plain ones, and on a link that is full",
+    title: "Protected flows that compete with plain ones, and on a saturated link",
     figure: "beyond Maelstrom: RFC 9265, repairs must not hide congestion",
     finding: "With a fixed code, a protected flow displaces a plain flow from a full link.",
 };
@@ -52,7 +52,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.congestion_control("cubic");
     run.steps(rounds * (2 * queues.len() + if quick { 1 } else { 4 }));
     for queue in queues {
-        beside(run, queue, times, rounds)?;
+        compete(run, queue, times, rounds)?;
     }
     overload(run, rounds, run.choose(20, 8))?;
     if !quick {
@@ -63,7 +63,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 }
 
 /// Compares one protected and one plain flow with two plain ones, on one full queue.
-fn beside(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()> {
+fn compete(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()> {
     let link = link(&format!("rate=200M,delay=50ms,queue={queue}"));
     let spec = GatewaySpec::fec(CLASS);
     let [protected, plain, sum, told] = medians(rounds, |round| {
@@ -80,15 +80,15 @@ fn beside(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()>
         let told = (after.1 - before.1) as f64 / (after.0 - before.0).max(1) as f64;
         Ok([both[0] / half, both[1] / half, (both[0] + both[1]) / (2.0 * half), told])
     })?;
-    let plot = Plot::histogram("Beside a plain flow", ("queue", ""), ("of two plain", ""));
+    let plot = Plot::histogram("Competing with a plain flow", ("queue", ""), ("of two plain", ""));
     for (name, value) in [("protected", protected), ("plain", plain)] {
         run.plot_bar(&plot, name, (queue.len(), queue), value);
     }
     let name = |what: &str| format!("queue of {queue}: {what}");
-    run.check(&name("protected over half of two plain"), protected, SHARE);
-    run.check(&name("plain beside it over half of two plain"), plain, SHARE);
-    run.at_least(&name("sum over two plain"), sum, SUM);
-    let drops = name("drops taken for losses by chance, of all");
+    run.check(&name("protected, relative to half of two plain"), protected, SHARE);
+    run.check(&name("plain, relative to half of two plain"), plain, SHARE);
+    run.at_least(&name("sum, relative to two plain"), sum, SUM);
+    let drops = name("share of queue drops classified as random losses");
     run.at_most(&drops, told, 1.0 - TOLD_DROPS);
     Ok(())
 }
@@ -128,8 +128,8 @@ fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
         let lost = share(&with) / share(&plain).max(1e-6);
         Ok([overhead(&before, &world.sender()?), lost])
     })?;
-    run.at_most("220 Mb/s on 200: bytes of repairs a byte", bytes, OVERLOAD);
-    run.at_most("220 Mb/s on 200: lost over plain", lost, LOST);
+    run.at_most("220 Mb/s on 200: repair bytes per data byte", bytes, OVERLOAD);
+    run.at_most("220 Mb/s on 200: share lost, relative to plain", lost, LOST);
     Ok(())
 }
 
@@ -144,7 +144,7 @@ fn eight(run: &mut Run, rounds: usize, times: Times) -> Result<()> {
         Ok([jain(&flows(&world, &ports, times)?), reported_losses(&world)?])
     })?;
     run.at_least("eight protected at 1 %: Jain's index", index, JAIN);
-    let name = "eight protected at 1 %: losses by chance that are taken for that";
+    let name = "eight protected at 1 %: share of random losses classified as such";
     run.at_least(name, told, TOLD_LOSSES);
     Ok(())
 }
@@ -183,7 +183,7 @@ fn changed(run: &mut Run, rounds: usize) -> Result<()> {
                 Ok([overhead(&changed, &after) - overhead(&before, &steady)])
             })
         })?;
-        let name = format!("{name}: bytes of repairs a byte ten seconds later, above those before");
+        let name = format!("{name}: increase of repair bytes per data byte after ten seconds");
         run.at_most(&name, raised, RAISED);
     }
     Ok(())

@@ -105,7 +105,7 @@ fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
 }
 
 /// Returns the number of packets that A's gateway has processed, and the number that it should have
-/// processed. Both include packets that are in no repair: those of classes without repairs,
+/// processed. Both include packets that no repair covers: those of classes without repairs,
 /// acknowledgements that are not announced, and packets that `auto` only names.
 fn counts(world: &World) -> Result<(u64, u64)> {
     let Ok(gateways) = world.running() else { return Ok((0, 0)) };
@@ -133,10 +133,10 @@ fn draw(run: &mut Run, x: usize, label: &str, found: &Found) {
 }
 
 fn checks(run: &mut Run, code: &str, unpaced: f64, plain: &Found, found: &Found) {
-    let paced = format!("{code} paced: delivery over gateways off");
+    let paced = format!("{code} paced: delivery, relative to gateways off");
     run.at_least(&paced, found.paced / plain.paced, 0.98);
     run.at_least(&format!("{code} paced: packets protected"), found.protected, 0.999);
-    let name = format!("{code} unpaced: throughput over gateways off");
+    let name = format!("{code} unpaced: throughput, relative to gateways off");
     run.at_least(&name, found.unpaced / plain.unpaced, unpaced);
 }
 
@@ -164,7 +164,7 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     let (_, packets) = counts(&world)?;
     let sender = world.sender()?;
     let (protected, counted) = (sender.protected, sender.unprotected);
-    run.at_least("throttled: delivery over gateways off", delivered / plain.paced, 0.98);
+    run.at_least("throttled: delivery, relative to gateways off", delivered / plain.paced, 0.98);
     run.within("throttled: packets protected", share(protected, packets), 0.05, 0.95);
     let all_counted = share(protected + counted, packets);
     run.within("throttled: protected and counted as unprotected", all_counted, 1.0, 1.0);

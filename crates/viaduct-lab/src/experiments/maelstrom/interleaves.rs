@@ -49,10 +49,10 @@ fn candidates() -> Vec<Code> {
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/interleaves",
-    title: "Which code for which loss: what is left, how late, at what price",
+    title: "Choice of a code by loss process: residual losses, latency and cost",
     figure: "Maelstrom, section 4.3.1 (beyond its figures)",
-    finding: "Greater interleaves bear longer bursts at the price of latency; sending repairs at \
-              once is faster, delaying them recovers more.",
+    finding: "Larger interleaves withstand longer bursts at the cost of latency; sending repairs \
+              immediately is faster, delaying them recovers more.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -138,8 +138,8 @@ fn memory(run: &mut Run) -> Result<()> {
         Plot::line("Memory of (8,3) against its interleaves", ("sum of I", ""), ("memory", "MB"));
     let plot = plot.log_x();
     let encoders = run.series(&plot, "encoder's bins");
-    let decoders = run.series(&plot, "decoder at its most, bursts of 30");
-    let spans = run.series(&plot, "packets that its repairs span");
+    let decoders = run.series(&plot, "decoder's maximum, bursts of 30");
+    let spans = run.series(&plot, "packets that the repairs span");
     for interleaves in MEMORY {
         let code = layers(8, &interleaves);
         run.step(&format!("memory of {code}"))?;
@@ -170,7 +170,7 @@ fn checks(run: &mut Run, left: &[(&str, String, f64)]) {
     let (at_once, waiting) = (layers(10, &[1, 61, 127]), delayed(10, &[1, 61, 127]));
     for loss in ["bursts of 8", "bursts of 30"] {
         run.at_most(&format!("{loss}, events left per second: {waiting}"), of(loss, &waiting), 0.1);
-        let name = format!("{loss}, events left per second: {waiting}, over sent at once");
+        let name = format!("{loss}, events left per second: {waiting}, relative to immediate");
         run.at_most(&name, of(loss, &waiting) / of(loss, &at_once), 0.2);
         // A block is lost if two bursts hit it: about one block in ten seconds.
         let long = blocks(100, 40, 1);

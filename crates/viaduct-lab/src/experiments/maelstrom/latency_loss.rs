@@ -32,7 +32,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let what = format!("loss {}, ", percent(loss));
         let (plain, protected) = scene.play_both(run, &mut world, &what)?;
         for (name, result) in [("plain kernel", &plain), ("with gateways", &protected)] {
-            let values = [result.mean(), result.p99(), result.beside];
+            let values = [result.mean(), result.p99(), result.concurrent];
             for (plot, value) in plots.iter().zip(values) {
                 run.plot_point(plot, name, (loss * 100.0, value));
             }

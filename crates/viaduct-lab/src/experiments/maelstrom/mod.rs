@@ -57,7 +57,8 @@ fn world_with(run: &Run, host_mtu: u32, loss: &str, round: usize) -> Result<Worl
     World::new((host_mtu, 1500), &link, run.seed() + round as u64, run.journal())
 }
 
-/// Measures the Mb/s of `iperf` without gateways, and with these; `what` names the steps.
+/// Measures the Mb/s of `iperf` without gateways, and with `gateways`; `what` begins the names of
+/// the steps.
 fn without_and_with(
     run: &mut Run,
     world: &mut World,

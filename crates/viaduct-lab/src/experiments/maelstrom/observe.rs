@@ -1,4 +1,4 @@
-//! Predictions of an observing gateway, compared with the results after repairs are switched on.
+//! Predictions of an observing gateway, compared with the results after repairs are enabled.
 
 use rustix::process::Signal;
 
@@ -21,7 +21,7 @@ const LENGTH: u32 = 1_172;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/observe",
-    title: "Predictions of an observing gateway, and the results of repairs after them",
+    title: "Predictions of an observing gateway, and results after repairs are enabled",
     figure: "beyond Maelstrom: the effect of a code is known before it is chosen",
     finding: "An engineer has to guess a code's parameters from a table.",
 };
@@ -39,39 +39,43 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let stream = Iperf::udp(RATE, LENGTH, seconds);
     let mut names = Vec::new();
     for (x, (name, loss, _)) in cases.into_iter().enumerate() {
-        let (mut foreseen, mut happened) = (Vec::new(), Vec::new());
+        let (mut predicted, mut measured) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             let mut world = world(run, loss, round)?;
             let before = machine(world.dumbbell.gateway_a())?;
             world.protect(&GatewaySpec::fec("code = \"observe\"\n"))?;
             if x + round == 0 {
                 let same = f64::from(u8::from(before == machine(world.dumbbell.gateway_a())?));
-                run.at_least("the machine is as before but for socket and taps", same, 1.0);
+                run.at_least(
+                    "the machine's state is unchanged except for socket and taps",
+                    same,
+                    1.0,
+                );
             }
             run.step(&format!("{name}, observed"))?;
             send(&world, &stream)?;
             let status = world.running()?.a.status()?;
             names.push(overhead(&SenderStats::default(), &status.peer().sender));
             let trial = status.trial("auto").context("the gateway has predicted nothing")?;
-            ensure!(trial.lost > 100, "{name}: too few losses to judge: {}", trial.lost);
-            foreseen.push(trial.recovered);
+            ensure!(trial.lost > 100, "{name}: too few losses to compare: {}", trial.lost);
+            predicted.push(trial.recovered);
             repair(&world)?;
             run.step(&format!("{name}, repaired"))?;
             let before = world.receiver()?.link;
             send(&world, &stream)?;
             let after = world.receiver()?.link;
             let lost = (after.lost - before.lost).max(1);
-            happened.push((after.recovered - before.recovered) as f64 / lost as f64);
+            measured.push((after.recovered - before.recovered) as f64 / lost as f64);
         }
-        let (foreseen, happened) = (median(&foreseen), median(&happened));
-        let plot = Plot::histogram("Recovered by auto", ("loss", ""), ("of the lost", "%"));
-        for (series, value) in [("foreseen", foreseen), ("happened", happened)] {
+        let (predicted, measured) = (median(&predicted), median(&measured));
+        let plot = Plot::histogram("Recovered by auto", ("loss", ""), ("share of losses", "%"));
+        for (series, value) in [("predicted", predicted), ("measured", measured)] {
             run.plot_bar(&plot, series, (x, name), 100.0 * value);
         }
-        let check = format!("{name}: share recovered, foreseen less what happened");
-        run.within(&check, foreseen - happened, -OFF, OFF);
+        let check = format!("{name}: share recovered, predicted minus measured");
+        run.within(&check, predicted - measured, -OFF, OFF);
     }
-    run.at_most("bytes of names a byte", median(&names), BYTES);
+    run.at_most("name bytes per data byte", median(&names), BYTES);
     Ok(())
 }
 

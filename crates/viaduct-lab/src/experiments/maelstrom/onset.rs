@@ -1,5 +1,5 @@
-//! Loss that begins and ends: time until lost packets are repaired, and time that repairs continue
-//! after the loss.
+//! Loss that begins and ends while a flow runs: rate of the flow after the onset, and repair bytes
+//! after the end.
 
 use super::{overhead, world};
 use crate::experiments::prelude::*;
@@ -12,7 +12,7 @@ const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 const FIRST: f64 = 0.85;
 /// Maximum bytes of repairs and names per byte, 70 s after the last loss.
 const AFTER: f64 = 0.005;
-/// Seconds after the onset of loss whose rate is compared with the steady rate.
+/// Seconds after the onset of loss in which the rate is compared with the steady rate.
 const SOON: u64 = 10;
 
 /// Length of each part, in seconds.
@@ -22,7 +22,7 @@ struct Parts {
     lossy: u64,
     /// Time from the end of the loss until bytes are counted.
     after: u64,
-    /// Time in which bytes are counted, without its last second.
+    /// Time in which bytes are counted, except for its last second.
     counted: u64,
 }
 
@@ -76,10 +76,14 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     };
     let steady = parts.clean + parts.lossy / 2;
     let share = |flow: &Flow| rate(flow, begin, begin + SOON) / rate(flow, steady, end);
-    run.at_least("first 10 s of loss over the steady rate", median_of(&flows, share), FIRST);
+    run.at_least(
+        "first 10 s of loss, relative to the steady rate",
+        median_of(&flows, share),
+        FIRST,
+    );
     if parts.after > 0 {
         let after = median_of(&flows, |flow| flow.after);
-        run.at_most("bytes of repairs a byte, 70 s after the loss", after, AFTER);
+        run.at_most("repair bytes per data byte, 70 s after the loss", after, AFTER);
     }
     Ok(())
 }

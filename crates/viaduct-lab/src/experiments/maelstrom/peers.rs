@@ -23,7 +23,7 @@ const LOSSY: f64 = 4.0;
 /// MTU of the hosts: hysteria's QUIC needs packets of 1,228 bytes, so the 1,200 of the other
 /// experiments is too small for it.
 const HOST_MTU: u32 = 1500;
-/// Bits per second at which the gateways' cost is checked; senders are limited to it.
+/// Bits per second to which senders are limited while the gateways' cost is checked.
 const HELD: u64 = 180_000_000;
 
 /// Throughput in Mb/s, and CPU-seconds per GB.
@@ -31,10 +31,10 @@ type Figure = (f64, f64);
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/peers",
-    title: "One flow over a bad link, by gateways and by programs of others",
-    figure: "beyond Maelstrom: what its users would take today",
-    finding: "Tunnels that replace TCP's sender by their own fill a bad link, but take ten times \
-              the processor time.",
+    title: "One flow over a lossy link, with gateways and with other projects' programs",
+    figure: "beyond Maelstrom: the alternatives of its users today",
+    finding: "Tunnels that replace TCP's sender with their own fill a lossy link, but take ten \
+              times the processor time.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -42,7 +42,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let rounds = run.choose(5, 1);
     describe(run, (seconds, warm_up), rounds);
     run.param("mtu", HOST_MTU);
-    run.param("load", "iperf3, one cubic flow; of the peers both its connections are theirs");
+    run.param("load", "iperf3, one cubic flow; a peer carries its control connection as well");
     run.congestion_control("cubic");
     let mut peers = vec![Peer::Hysteria, Peer::Kcptun];
     for peer in &peers {
@@ -65,7 +65,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             world.protect(&GatewaySpec::default())?;
             run.step(&format!("{case}, gateways"))?;
             ours.push(by_gateways(&world, &iperf)?);
-            run.step(&format!("{case}, gateways, senders held to 180 Mb/s"))?;
+            run.step(&format!("{case}, gateways, senders limited to 180 Mb/s"))?;
             held.push(by_gateways(&world, &iperf.clone().paced(HELD, 16_384))?);
         }
         let of = |figures: &[Figure]| -> Figure {
@@ -75,7 +75,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let theirs: Vec<Figure> = theirs.iter().map(|figures| of(figures)).collect();
         let rates = Plot::histogram("Throughput", ("loss", ""), ("throughput", "Mb/s"));
         let title = "Processor time, both ends";
-        let costs = Plot::histogram(title, ("loss", ""), ("CPU-seconds a GB", ""));
+        let costs = Plot::histogram(title, ("loss", ""), ("CPU-seconds per GB", ""));
         let others = peers.iter().zip(&theirs).map(|(peer, figure)| (peer.name(), *figure));
         for (name, (rate, cost)) in [("gateways", ours)].into_iter().chain(others) {
             run.plot_bar(&rates, name, (x, case), rate);
@@ -83,15 +83,19 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         }
         if let Some(at) = peers.iter().position(|peer| *peer == Peer::Hysteria) {
             let (rate, cost) = theirs[at];
-            run.at_least(&format!("{case}: throughput over hysteria's"), ours.0 / rate, RATE);
-            run.at_most(&format!("{case}: CPU-seconds a GB over hysteria's"), ours.1 / cost, COST);
+            run.at_least(&format!("{case}: throughput, relative to hysteria"), ours.0 / rate, RATE);
+            run.at_most(
+                &format!("{case}: CPU-seconds per GB, relative to hysteria"),
+                ours.1 / cost,
+                COST,
+            );
         }
         let most = match loss {
             "0" => CLEAN,
             "1%" => LOSSY,
             _ => continue,
         };
-        let name = format!("{case}: CPU-seconds a GB of both gateways at 180 Mb/s");
+        let name = format!("{case}: CPU-seconds per GB of both gateways at 180 Mb/s");
         run.at_most(&name, held.1, most);
     }
     Ok(())
@@ -108,7 +112,7 @@ fn by_peer(world: &World, peer: Peer, iperf: &Iperf) -> Result<Figure> {
 fn by_gateways(world: &World, iperf: &Iperf) -> Result<Figure> {
     let gateways = world.running()?;
     let pid = |gateway: &Gateway| -> Result<u32> {
-        let pid = gateway.pid().context("it runs")?;
+        let pid = gateway.pid().context("the gateway does not run")?;
         Ok(pid.as_raw_nonzero().get().cast_unsigned())
     };
     let pids = [pid(&gateways.a)?, pid(&gateways.b)?];

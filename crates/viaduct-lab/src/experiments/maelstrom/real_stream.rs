@@ -68,7 +68,7 @@ pub(super) fn send(
     let stream = TimedMessages {
         size: PAYLOAD,
         bits_per_second: 1e7 * PAYLOAD as f64 / 1200.0,
-        patience: Duration::from_secs(1),
+        timeout: Duration::from_secs(1),
         ..TimedMessages::paper(Carrier::Udp, Duration::from_secs(seconds))
     };
     let messages = stream.run(world.a1(), world.b1())?;
@@ -101,9 +101,9 @@ fn take_drops(world: &World) -> Result<(u64, usize)> {
     Ok((lost as u64, record.burst_lengths().len()))
 }
 
-/// Returns the sum of recovery latencies in ms: the lateness of each message that arrived after one
-/// sent later. The link keeps the order, so these messages were recovered. A message that was
-/// recovered before the next arrival was barely late, and is not counted.
+/// Returns the sum of recovery latencies in ms, over all messages that a later message overtook.
+/// The link keeps the order, so these messages were recovered. A message that was recovered before
+/// the next arrival was barely late, and is not counted.
 fn late_ms(messages: &[Message], one_way: Duration) -> f64 {
     let mut earliest_later = Duration::MAX;
     let mut sum = Duration::ZERO;
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn late_is_what_a_later_one_overtook() {
+    fn only_overtaken_messages_count_as_late() {
         let ms = Duration::from_millis;
         let message =
             |sent, latency: Option<u64>| Message { sent: ms(sent), latency: latency.map(ms) };

@@ -24,7 +24,7 @@ const CHANCE: f64 = 4.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/recovery",
-    title: "What the codes recover, against the closed forms",
+    title: "Recovery rates of the codes, compared with the closed forms",
     figure: "Maelstrom, section 4.4",
     finding: "A lost packet is recovered with probability of at least 1 - (1 - (1-p)^r)^c under \
               independent loss and 1 - x^c' in bursts; Reed-Solomon's follows from the binomial \
@@ -111,7 +111,7 @@ fn in_bursts(
     Ok(())
 }
 
-/// Simulates `stream` and draws the share recovered beside the expected one at `x`; returns the
+/// Simulates `stream`, and draws the recovered and the expected share at `x`; returns the
 /// deviation in standard errors.
 fn deviation(
     run: &mut Run,

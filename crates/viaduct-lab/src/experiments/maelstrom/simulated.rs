@@ -90,14 +90,14 @@ fn join(mut all: Outcome, mut next: Outcome) -> Outcome {
     all
 }
 
-/// Share of the lost packets, with its uncertainty.
+/// Share of the lost packets that was recovered, with its uncertainty.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     /// Value from 0 to 1.
     pub(super) value: f64,
     /// Standard error of the value.
     pub(super) error: f64,
-    /// Loss events that the value is based on.
+    /// Number of loss events on which the value is based.
     pub(super) events: usize,
 }
 
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_one_stream() {
+    fn slices_continue_one_stream() {
         let stream = paper_flow("1%x5", 2 * SLICE + 1000, 1);
         let outcome = simulate(&stream, &layers(8, &[1, 11, 19])).unwrap();
         assert_eq!(outcome.packets, 2 * SLICE + 1000);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_is_how_far_seeds_stray() {
+    fn the_error_matches_the_spread_over_seeds() {
         let of = |seed| {
             let stream = paper_flow("1%x20", 100_000, seed);
             recovered(&simulate(&stream, &layers(8, &[1, 11, 19])).unwrap())
@@ -182,7 +182,7 @@ mod tests {
         let middle = mean(&values);
         let stray = (values.iter().map(|v| (v - middle).powi(2)).sum::<f64>() / 19.0).sqrt();
         let said = mean(&shares.iter().map(|share| share.error).collect::<Vec<_>>());
-        assert!((0.5..2.0).contains(&(said / stray)), "said {said}, strayed {stray}");
+        assert!((0.5..2.0).contains(&(said / stray)), "reported {said}, observed {stray}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ const SHARE: f64 = 0.95;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/split",
-    title: "Split connections and whole ones under the same repairs",
+    title: "Split and end-to-end connections under the same repairs",
     figure: "Maelstrom 4.2: split mode and end-to-end mode",
     finding: "Split mode hides the long path from the hosts; the repairs are the same.",
 };
@@ -50,7 +50,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         for (name, rate) in [("plain kernel", plain), ("end to end", whole), ("split", split)] {
             run.plot_bar(&plot, name, (x, case), rate);
         }
-        run.at_least(&format!("{case}: split over end to end"), split / whole, SHARE);
+        run.at_least(&format!("{case}: split, relative to end to end"), split / whole, SHARE);
     }
     Ok(())
 }

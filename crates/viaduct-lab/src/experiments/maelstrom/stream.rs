@@ -1,9 +1,10 @@
-//! Setup of the paper's section 5.2: streams of timed messages beside a flow below the link's rate.
+//! Setup of the paper's section 5.2: streams of timed messages, and a concurrent flow below the
+//! link's rate.
 //!
 //! ```text
 //!   a1 ── message streams, 0.1 Mb/s each ──┐                            ┌──▶ b1: how late?
 //!                                          ├── 100 Mb/s, loss, delay ──┤
-//!   a1 ── iperf3, TCP held to 10 Mb/s ─────┘                            └──▶ b1
+//!   a1 ── iperf3, TCP, 10 Mb/s ────────────┘                            └──▶ b1
 //! ```
 //!
 //! A stream at the paper's rate has 12 messages per second: too few for a 99th percentile.
@@ -17,7 +18,7 @@ use crate::topology::programs::{Carrier, Message, TimedMessages};
 const CONGESTION: &str = "reno";
 
 /// Rate of the concurrent flow, in bits per second.
-const BESIDE: u64 = 10_000_000;
+const CONCURRENT_RATE: u64 = 10_000_000;
 
 /// Bytes per write of the concurrent flow: one segment of the hosts' MTU, so that it is as
 /// smooth as the paper's.
@@ -37,10 +38,10 @@ pub(super) struct Scene {
 
 /// Results of the messages and of the concurrent flow.
 pub(super) struct StreamResult {
-    /// All messages, stream after stream.
+    /// All messages, ordered by stream.
     pub(super) messages: Vec<Message>,
     /// Throughput of the concurrent flow, in Mb/s.
-    pub(super) beside: f64,
+    pub(super) concurrent: f64,
 }
 
 impl Scene {
@@ -61,7 +62,7 @@ impl Scene {
         run.param("stream_mbit_per_s", 0.1);
         run.param("streams", self.streams);
         run.param("seconds", self.duration.as_secs());
-        run.param("flow_beside", "iperf3, one TCP flow held to 10 Mb/s");
+        run.param("flow_beside", "iperf3, one TCP flow limited to 10 Mb/s");
         run.congestion_control(CONGESTION);
     }
 
@@ -83,15 +84,18 @@ impl Scene {
     fn play(&self, world: &World) -> Result<StreamResult> {
         let (a1, b1) = (world.a1(), world.b1());
         let seconds = (self.duration + LEAD).as_secs() as u32 + 1;
-        let beside = Iperf::tcp(CONGESTION, seconds, 0).paced(BESIDE, WRITE);
+        let concurrent = Iperf::tcp(CONGESTION, seconds, 0).paced(CONCURRENT_RATE, WRITE);
         thread::scope(|scope| {
-            let beside = scope.spawn(|| beside.run(a1, b1));
+            let concurrent = scope.spawn(|| concurrent.run(a1, b1));
             let messages = parallel(0..self.streams, |n| {
                 let stream = self.stream(n);
                 thread::sleep(LEAD + stream.interval() * n.into() / self.streams.into());
                 Ok(stream.run(a1, b1)?)
             })?;
-            Ok(StreamResult { messages: messages.concat(), beside: join(beside)?.received / 1e6 })
+            Ok(StreamResult {
+                messages: messages.concat(),
+                concurrent: join(concurrent)?.received / 1e6,
+            })
         })
     }
 

@@ -37,13 +37,13 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     }
     for (delay, of_lossless, of_plain, of_plain_lossless) in kept {
         if delay <= 100 {
-            let name = format!("{delay} ms, 1 %: protected over plain without loss");
+            let name = format!("{delay} ms, 1 %: protected, relative to plain without loss");
             run.at_least(&name, of_plain_lossless, OF_PLAIN);
-            let name = format!("{delay} ms, 1 %: protected over protected without loss");
+            let name = format!("{delay} ms, 1 %: protected, relative to protected without loss");
             run.at_least(&name, of_lossless, 0.9);
         }
         if delay >= 50 {
-            run.at_least(&format!("{delay} ms, 1 %: protected over plain"), of_plain, 10.0);
+            run.at_least(&format!("{delay} ms, 1 %: protected, relative to plain"), of_plain, 10.0);
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! Figure 10: throughput of eight TCP flows on a gigabit link by loss and by delay. Hosts and
-//! WAN have the same MTU, so a repair that does not fit one datagram is sent in two.
+//! WAN have the same MTU, so a repair that does not fit into one datagram is sent in two.
 
 use super::throughput_loss::OF_PLAIN;
 use super::{percent, without_and_with};
@@ -83,9 +83,9 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
             }
         }
         if delay != DELAY {
-            let name = format!("{delay} ms, 1 %: protected over protected without loss");
+            let name = format!("{delay} ms, 1 %: protected, relative to protected without loss");
             run.at_least(&name, lossy.1 / lossless.1, 0.9);
-            let name = format!("{delay} ms, 1 %: protected over plain without loss");
+            let name = format!("{delay} ms, 1 %: protected, relative to plain without loss");
             run.at_least(&name, lossy.1 / lossless.0, OF_PLAIN);
         }
     }
@@ -118,8 +118,8 @@ fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {
         return;
     };
     let of_plain_lossless = with / plain_lossless;
-    run.at_least("at 1 %: protected over plain without loss", of_plain_lossless, OF_PLAIN);
-    run.at_least("at 1 %: protected over protected without loss", with / lossless, 0.9);
-    run.at_least("at 1 %: protected over plain", with / without, 10.0);
+    run.at_least("at 1 %: protected, relative to plain without loss", of_plain_lossless, OF_PLAIN);
+    run.at_least("at 1 %: protected, relative to protected without loss", with / lossless, 0.9);
+    run.at_least("at 1 %: protected, relative to plain", with / without, 10.0);
     run.at_least("at 1 %: protected, Mb/s", with, 200.0);
 }

@@ -58,12 +58,12 @@ fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {
     let Some(&(_, _, lossless)) = at(0.0) else { return };
     for loss in [0.01, 0.02] {
         let Some(&(_, without, with)) = at(loss) else { continue };
-        let name = format!("at {}: protected over protected without loss", percent(loss));
+        let name = format!("at {}: protected, relative to protected without loss", percent(loss));
         run.at_least(&name, with / lossless, 0.9);
-        let name = format!("at {}: protected over plain without loss", percent(loss));
+        let name = format!("at {}: protected, relative to plain without loss", percent(loss));
         run.at_least(&name, with / results[0].1, OF_PLAIN);
         if loss == 0.01 {
-            run.at_least("at 1 %: protected over plain", with / without, 50.0);
+            run.at_least("at 1 %: protected, relative to plain", with / without, 50.0);
         }
     }
 }

@@ -30,8 +30,9 @@ const MAX_DESCRIPTORS_GROWN: f64 = 16.0;
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/upgrade",
     title: "Upgrades of a gateway under 500 flows and 200 new connections a second",
-    figure: "beyond Maelstrom: upgrades without a cut",
-    finding: "The paper does not say; its gateways fail open, so a restart costs the repairs.",
+    figure: "beyond Maelstrom: upgrades without interruption",
+    finding: "The paper does not discuss upgrades; its gateways fail open, so a restart costs \
+              repairs.",
 };
 
 /// Upgrade that has succeeded.
@@ -54,7 +55,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(count as usize);
     let mut world = World::new((1500, 1500), &link(LINK), run.seed(), run.journal())?;
     world.dumbbell.set_congestion_control("cubic")?;
-    // With this, no session is replaced because of its age.
+    // Prevents the replacement of sessions because of their age.
     let peer = "rekey_after = \"2h\"\n".to_owned();
     world.protect(&GatewaySpec { peer, ..GatewaySpec::default() })?;
     let world = world;
@@ -77,10 +78,10 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     })?;
     let report = traffic.finish()?;
     let pauses = pauses(&world.running()?.a.log());
-    ensure!(pauses.len() == upgrades.len(), "{} of {count} pauses are known", pauses.len());
+    ensure!(pauses.len() == upgrades.len(), "the log has {} of {count} pauses", pauses.len());
     let plot = Plot::line("Time without repairs", ("upgrade", ""), ("time", "ms"));
     for (n, pause) in pauses.iter().enumerate() {
-        run.plot_point(&plot, "as the gateway logs it", (n as f64 + 1.0, *pause));
+        run.plot_point(&plot, "from the gateway's log", (n as f64 + 1.0, *pause));
     }
     for (n, fault) in report.faults.iter().enumerate() {
         run.param(&format!("fault_{}", n + 1), fault.as_str());
@@ -90,21 +91,21 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let p99 = quantile(&pauses, 0.99);
     run.at_most("time without repairs, p99, ms", p99, MAX_UNPROTECTED_MS);
     let mean = unprotected_ms(&upgrades, &sent, (begun, duration));
-    run.at_most("time without repairs, mean, by lost messages, ms", mean, MAX_UNPROTECTED_MS);
-    run.at_most("sessions begun anew", handshakes as f64, 0.0);
+    run.at_most("mean time without repairs, from lost messages, ms", mean, MAX_UNPROTECTED_MS);
+    run.at_most("new sessions", handshakes as f64, 0.0);
     let descriptors: Vec<_> = upgrades.iter().map(|of| of.usage.descriptors as f64).collect();
     let grown = growth(&descriptors);
-    run.at_most("descriptors grown over all upgrades", grown, MAX_DESCRIPTORS_GROWN);
+    run.at_most("growth of descriptors over all upgrades", grown, MAX_DESCRIPTORS_GROWN);
     Ok(())
 }
 
 fn stream(duration: Duration, port: u16) -> TimedMessages {
-    let patience = Duration::from_secs(1);
+    let timeout = Duration::from_secs(1);
     let bits_per_second = MESSAGES * 8.0 * SIZE as f64;
-    TimedMessages { carrier: Carrier::Udp, size: SIZE, bits_per_second, duration, patience, port }
+    TimedMessages { carrier: Carrier::Udp, size: SIZE, bits_per_second, duration, timeout, port }
 }
 
-/// Upgrades gateway A so many times.
+/// Upgrades gateway A `count` times.
 fn perform(run: &mut Run, world: &World, count: u32) -> Result<Vec<Upgrade>> {
     let directory = world.running()?.directory();
     let (mut upgrades, mut last) = (Vec::new(), None);
@@ -123,20 +124,22 @@ fn perform(run: &mut Run, world: &World, count: u32) -> Result<Vec<Upgrade>> {
     Ok(upgrades)
 }
 
-/// Handshakes that gateway B has completed. The counters of gateway A begin at 0 in each process.
+/// Returns the number of handshakes that gateway B has completed. (The counters of gateway A begin
+/// at 0 in each process.)
 fn handshakes(world: &World) -> Result<u64> {
     Ok(world.running()?.b.status()?.peer().session.handshakes)
 }
 
-/// Times without repairs, in milliseconds, from the log.
+/// Returns the times without repairs, in milliseconds, from the log.
 fn pauses(log: &str) -> Vec<f64> {
     let rests = log.lines().filter_map(|line| line.split("paused_ms=").nth(1));
     rests.filter_map(|rest| rest.split([' ', '\u{1b}']).next()?.parse().ok()).collect()
 }
 
-/// Mean time without repairs of an upgrade, in milliseconds, from the messages that were lost near
-/// upgrades, beyond those lost in as long a time elsewhere: without repairs, the messages of a time
-/// are lost at the link's rate. The messages were sent from `begun` on, for `duration`.
+/// Returns the mean time without repairs per upgrade, in milliseconds. Estimated from the messages
+/// lost near upgrades, in excess of those lost in an equally long time elsewhere: without repairs,
+/// messages are lost at the link's loss rate. The messages were sent for `duration`, starting at
+/// `begun`.
 fn unprotected_ms(
     upgrades: &[Upgrade],
     sent: &[Vec<Message>; 2],
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_messages_tell_the_time_without_repairs() {
+    fn the_time_without_repairs_is_estimated_from_lost_messages() {
         let begun = Instant::now();
         let done = begun + Duration::from_secs(6);
         let upgrades = [Upgrade { done, usage: Usage::default() }];

@@ -16,11 +16,11 @@ const AVERAGED: usize = 50;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/vs-reed-solomon",
-    title: "Layered interleaving beside Reed-Solomon",
+    title: "Layered interleaving compared with Reed-Solomon",
     figure: "Maelstrom, Figures 8 and 15",
     finding: "The recovery probabilities are very close between 0 and 10 % loss; Reed-Solomon \
-              recovers all with the same latency, layers recover single losses almost at once and \
-              are slow only where a long burst occurs.",
+              recovers all losses with the same latency; layers recover single losses almost \
+              immediately, and are slow only where a long burst occurs.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -56,12 +56,12 @@ fn probabilities(run: &mut Run) -> Result<()> {
             run.plot_point(&plot, &format!("{name}, simulated"), at);
             shares.push(share);
         }
-        hold_against_forms(run, p, shares[0], shares[1]);
+        check_forms(run, p, shares[0], shares[1]);
     }
     Ok(())
 }
 
-fn hold_against_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
+fn check_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
     // Lower bound only: a packet that one layer recovers helps the other layers.
     let least = layered_independent(7, 2, p);
     let reachable = around((1.0 + least) / 2.0, (1.0 - least) / 2.0 + layers.margin());
@@ -96,9 +96,10 @@ fn latencies(run: &mut Run) -> Result<()> {
         medians.push(median_of_singles(&outcome));
     }
     run.param("median_singles_ms", medians.iter().map(|m| m.round()).collect::<Vec<_>>());
-    let name = "median latency of single losses, layers over Reed-Solomon";
+    let name = "median latency of single losses, layers relative to Reed-Solomon";
     run.at_most(name, medians[1] / medians[0], 0.1);
-    let name = "layers are slow where a burst occurs: highest average over the median of singles";
+    let name =
+        "layers are slow in bursts: highest average, relative to the median of single losses";
     run.at_least(name, highest[1] / medians[1], 3.0);
     Ok(())
 }

@@ -14,23 +14,25 @@ const TABLE: [(usize, f64); 6] =
     [(30, 0.1), (70, 1.0), (110, 2.0), (150, 2.0), (190, 3.0), (230, 3.0)];
 /// Maximum time to the first byte in the last row: the paper's mean set-up time.
 const MAX_MS: f64 = 3.0;
-/// Maximum ratio of this time to HAProxy's: the median over pairs of runs.
+/// Maximum ratio of this time to that of HAProxy: the median over pairs of runs.
 const MAX_OF_HAPROXY: f64 = 1.05;
 const CONTENDERS: [Contender; 2] = [Contender::Viaduct, Contender::Other(Software::Haproxy)];
-/// Idle relays opened at once: fewer than a listener's backlog.
+/// Maximum number of concurrent connects of idle relays: less than a listener's backlog.
 const AT_ONCE: usize = 250;
 /// Time limit for opening all idle relays.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pipe ends that a proxy may keep for the next flow with data, however many relays are idle.
+/// Maximum number of pipe ends that a proxy keeps for further flows, regardless of the number of
+/// idle relays.
 const POOLED: f64 = 128.0;
 /// Descriptors in addition to those of the relays, in the lab and in the measured proxy.
 const SPARE: u64 = 600;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/connections",
-    title: "Set-up time of many connections at once, and the memory of idle ones",
+    title: "Set-up time of many concurrent connections, and the memory of idle ones",
     figure: "Miniproxy, Table 1",
-    finding: "Setting up a connection takes 0.1 ms on average with 30 at once and 3 ms with 230.",
+    finding: "The mean set-up time of a connection is 0.1 ms with 30 concurrent ones, and 3 ms \
+              with 230.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -56,13 +58,13 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         found.push(idle_relays(run, n, contender, testbed, idle)?);
     }
     let ratio = found[0] / found[1];
-    run.at_most("memory of an idle relay over HAProxy's", ratio, 1.0);
+    run.at_most("memory of an idle relay, relative to HAProxy", ratio, 1.0);
     Ok(())
 }
 
-/// Measures the rows of the table. The kernel completes the handshake without the proxy, so the
-/// handshake's time is only shown. The time to the first byte of the server's answer is checked.
-/// Runs of both contenders alternate, and the first one changes from round to round.
+/// Measures the rows of the table. Checks the time to the first byte of the server's answer. The
+/// time of the handshake is only plotted, because the kernel completes it without the proxy. The
+/// contenders alternate, and swap their order in each round.
 fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
     let (count, time) = (("connections at once", ""), ("mean time", "ms"));
     let handshake = Plot::line("Handshake with the kernel in front of the proxy", count, time);
@@ -87,7 +89,7 @@ fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
             run.at_most(&check, middle(0, 1), MAX_MS);
             let pairs = found[0].iter().zip(&found[1]);
             let ratios: Vec<_> = pairs.map(|(ours, theirs)| ours[1] / theirs[1]).collect();
-            let check = format!("time to the first byte with {count} at once, over HAProxy's");
+            let check = format!("time to the first byte with {count} at once, relative to HAProxy");
             run.at_most(&check, median(&ratios), MAX_OF_HAPROXY);
         }
     }
@@ -135,7 +137,7 @@ fn idle_relays(
         let relays = (after.0.sockets / 2) as f64;
         run.at_least("idle relays open at once", relays, idle as f64);
         let pipes = after.0.pipes as f64;
-        run.at_most("ends of pipes held meanwhile", pipes, POOLED);
+        run.at_most("pipe ends held meanwhile", pipes, POOLED);
     }
     Ok(own)
 }

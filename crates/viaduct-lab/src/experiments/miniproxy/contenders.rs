@@ -32,7 +32,7 @@ impl Contender {
 
 /// Running contender, idle until clients connect.
 pub(super) struct Testbed {
-    // Fields in the order in which they are dropped.
+    // The fields are dropped in this order.
     _process: Box<dyn Any>,
     _server: Server,
     pub(super) pair: Pair,
@@ -42,8 +42,8 @@ pub(super) struct Testbed {
 }
 
 impl Testbed {
-    /// Starts the contender on the computer's last core, and its server on the first, where the
-    /// load will run too.
+    /// Starts the contender on the machine's last core, and its server on the first core, where
+    /// the load runs as well.
     pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Testbed> {
         let (first, last) = first_and_last()?;
         let pair = Pair::build(journal)?;

@@ -32,10 +32,10 @@ const WHEN: [&str; 3] = ["before", "during", "after"];
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/flood",
-    title: "A flood of 20,000 SYNs a second from made-up addresses",
+    title: "A flood of 20,000 SYNs a second from spoofed addresses",
     figure: "Miniproxy, section 3 (early SYN forwarding)",
-    finding: "The paper says nothing of floods; a proxy that forwards every SYN would turn a flood \
-              on itself into one on its servers.",
+    finding: "The paper does not discuss floods; a proxy that forwards every SYN would pass a \
+              flood on to its servers.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -62,7 +62,7 @@ struct Found {
     /// SYNs per second that the flood has tried to send.
     rate: f64,
     /// SYNs that the server received during the flood, apart from those of real clients.
-    onward: f64,
+    forwarded: f64,
     /// Resident bytes of the proxy: before the flood, and the maximum during it.
     resident: [f64; 2],
     /// Processors used by the proxy during the flood.
@@ -79,7 +79,7 @@ struct Clients {
 }
 
 fn report(run: &mut Run, mode: &str, found: &Found) {
-    let plot = Plot::line("Time to the first byte of true clients", ("when", ""), ("time", "ms"));
+    let plot = Plot::line("Time to the first byte of real clients", ("when", ""), ("time", "ms"));
     for (name, q) in [("median", 0.5), ("99 of 100", 0.99)] {
         let bars = WHEN.iter().zip(&found.clients);
         let bars = bars.map(|(when, clients)| (when, quantile(&clients.times, q)));
@@ -88,7 +88,7 @@ fn report(run: &mut Run, mode: &str, found: &Found) {
     let tried = |clients: &Clients| (clients.times.len() + clients.failed) as f64;
     let counts = [
         ("SYNs a second", found.rate),
-        ("SYNs onward for it", found.onward),
+        ("SYNs forwarded", found.forwarded),
         ("clients before", tried(&found.clients[0])),
         ("clients during", tried(&found.clients[1])),
         ("resident before, KB", found.resident[0] / 1024.0),
@@ -108,22 +108,22 @@ fn check(run: &mut Run, mode: &str, found: &Found) {
     run.at_least(&format!("{mode}: SYNs a second"), found.rate, flooded);
     // The table of early connections fills once and its entries expire; by then the flood is
     // detected. The additional quarter allows for SYNs that arrive while the entries expire.
-    let onward = Bound::AtMost(1.25 * MAX_EARLY);
-    run.check(&format!("{mode}: SYNs onward for the flood"), found.onward, onward);
+    let forwarded = Bound::AtMost(1.25 * MAX_EARLY);
+    run.check(&format!("{mode}: SYNs forwarded for the flood"), found.forwarded, forwarded);
     let grown = (found.resident[1] - found.resident[0]) / (1 << 20) as f64;
-    // The proxy's own pages become resident once it works: at most 6 MB, the bound of an idle
-    // proxy.
+    // When the proxy starts to work, its own pages become resident: at most 6 MB, which is also
+    // the bound of an idle proxy.
     let most = 6.0 + MAX_EARLY * EARLY_BYTES / (1 << 20) as f64;
-    run.at_most(&format!("{mode}: memory grown, MB"), grown, most);
+    run.at_most(&format!("{mode}: growth of memory, MB"), grown, most);
     let [before, during, _] = &found.clients;
     let served = during.times.len() as f64 / (during.times.len() + during.failed) as f64;
-    run.at_least(&format!("{mode}: true clients served, %"), 100.0 * served, 99.0);
+    run.at_least(&format!("{mode}: real clients served, %"), 100.0 * served, 99.0);
     // Without an early SYN, the first byte is later by a round trip between the proxy and the
     // server.
     let late = quantile(&before.times, 0.5) + 2.0 * DELAY + 10.0;
     let name = format!("{mode}: median first byte during the flood, ms");
     run.at_most(&name, quantile(&during.times, 0.5), late);
-    let name = format!("{mode}: 95 of 100 true clients' SYNs are not lost, ms");
+    let name = format!("{mode}: p95 of the first byte during the flood (SYN not lost), ms");
     run.at_most(&name, quantile(&during.times, 0.95), RETRANSMITTED_MS);
 }
 
@@ -173,7 +173,7 @@ impl World {
         run.step(&format!("{mode}, before"))?;
         let before = clients(client, self.server(), time / 3)?;
         let resident = Usage::of(pid).resident as f64;
-        let (onward, used) = (self.syns()?, used(pid)?);
+        let (forwarded, used) = (self.syns()?, used(pid)?);
         run.step(&format!("{mode}, during"))?;
         let flood = Flood::start(&self.chain.hops()[0], self.server(), RATE, 2 * time, run.seed())?;
         let begun = Instant::now();
@@ -181,7 +181,7 @@ impl World {
         let during = clients(client, self.server(), time)?;
         let (rate, took) = (flood.rate(), begun.elapsed().as_secs_f64());
         let processors = (self::used(pid)? - used) / took;
-        let seen = self.syns()? - onward;
+        let seen = self.syns()? - forwarded;
         drop(flood);
         let most = watch.join().map_or(f64::NAN, |most| most as f64);
         run.step(&format!("{mode}, after"))?;
@@ -190,7 +190,7 @@ impl World {
         let own = (during.times.len() + during.failed) as f64;
         Ok(Found {
             rate,
-            onward: (seen - own).max(0.0),
+            forwarded: (seen - own).max(0.0),
             resident: [resident, most],
             processors,
             early: self.early()?,

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_papers_figures_follow() {
+    fn the_model_yields_the_papers_figures() {
         let even = |proxies: usize| vec![50.0 / (proxies + 1) as f64; proxies + 1];
         let saved = |bytes: usize, proxies: usize| {
             1.0 - expected(&even(proxies), bytes).whole / expected(&even(0), bytes).whole

@@ -8,8 +8,8 @@ use crate::topology::Detour;
 
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
-/// Delays in milliseconds between the direct path and the proxy; each half of the path through the
-/// proxy is longer by this than half of the direct path.
+/// Delays in milliseconds, one way, from the direct path to the proxy: each half of the path
+/// through the proxy exceeds half of the direct path by this delay.
 const ASIDE: [f64; 6] = [0.0, 2.5, 5.0, 7.5, 10.0, 12.5];
 /// Maximum relative deviation of the measurements from the model.
 const TOLERANCE: f64 = 0.05;
@@ -28,8 +28,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let sizes: &[usize] = run.choose(&[10, 25, 50, 100, 200], &CHECKED);
     let asides: &[f64] = run.choose(&ASIDE, &[0.0, 12.5]);
     let times = run.choose(15, 5);
-    run.param("link", "100 Mb/s, 100 ms there and back without the detour");
-    run.param("proxy", "explicit: told by an option in the SYN, which it forwards early");
+    run.param("link", "100 Mb/s, 100 ms round trip without the detour");
+    run.param("proxy", "explicit: addressed by an option in the SYN, which it forwards early");
     run.param("downloads_each", times);
     run.congestion_control("cubic");
     run.steps((asides.len() + 1) * sizes.len());
@@ -43,17 +43,17 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         for (n, &kb) in sizes.iter().enumerate() {
             let plot = plot(kb);
             let model = expected(&[half(aside); 2], kb * 1000);
-            run.plot_point(&plot, "by the proxy", (half(aside), found[n].whole));
-            run.plot_point(&plot, "by the model", (half(aside), model.whole));
+            run.plot_point(&plot, "measured", (half(aside), found[n].whole));
+            run.plot_point(&plot, "model", (half(aside), model.whole));
             if CHECKED.contains(&kb) && (aside == asides[0] || aside == ASIDE[5]) {
                 checks(run, &format!("halves of {} ms, {kb} KB", half(aside)), found[n], model);
             }
         }
         if aside == ASIDE[5] {
-            // By the equations, two flights take as long as without a proxy, and three take 0.94 of
-            // the time.
+            // According to the equations, two flights take as long as without a proxy, and three
+            // flights take 0.94 of the time without one.
             let ratio = found[2].whole / none[2].whole;
-            run.at_most("50 KB by the longest way over no proxy", ratio, 0.98);
+            run.at_most("50 KB on the longest path, relative to no proxy", ratio, 0.98);
         }
     }
     Ok(())
@@ -70,11 +70,15 @@ fn half(aside: f64) -> f64 {
 fn checks(run: &mut Run, name: &str, found: Expected, model: Expected) {
     let near = Bound::Within(1.0 - TOLERANCE, 1.0 + TOLERANCE);
     run.check(
-        &format!("{name}: first byte over the model's"),
+        &format!("{name}: first byte, relative to the model"),
         found.first_byte / model.first_byte,
         near,
     );
-    run.check(&format!("{name}: whole over the model's"), found.whole / model.whole, near);
+    run.check(
+        &format!("{name}: last byte, relative to the model"),
+        found.whole / model.whole,
+        near,
+    );
 }
 
 /// Measures downloads of each size, directly or through a proxy at this distance.

@@ -56,7 +56,7 @@ const MAX_COST: f64 = 1.05;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/throughput",
-    title: "Throughput of the relay on one core, beside HAProxy, nginx and Varnish",
+    title: "Throughput of the relay on one core, compared with HAProxy, nginx and Varnish",
     figure: "Miniproxy, section 6.1",
     finding: "One flow through Miniproxy is about 5 % faster than through Varnish: 1.534 against \
               1.462 Gb/s.",
@@ -156,9 +156,9 @@ fn draw(run: &mut Run, kind: &Kind, found: &[Vec<Sample>]) {
     }
     let ratio = |value| middle(VIADUCT, value) / middle(HAPROXY, value);
     let bound = Bound::AtLeast(MIN_RATE);
-    run.check(&format!("{name}: rate over HAProxy's"), ratio(|s| s.rate), bound);
+    run.check(&format!("{name}: rate, relative to HAProxy"), ratio(|s| s.rate), bound);
     if matches!(shape, Shape::Bulk(_)) {
         let bound = Bound::AtMost(MAX_COST);
-        run.check(&format!("{name}: CPU-s per GB over HAProxy's"), ratio(|s| s.cost), bound);
+        run.check(&format!("{name}: CPU-s per GB, relative to HAProxy"), ratio(|s| s.cost), bound);
     }
 }

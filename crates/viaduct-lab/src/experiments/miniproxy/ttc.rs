@@ -28,7 +28,7 @@ pub(in crate::experiments) const ABOUT: About = About {
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let sizes: &[usize] = run.choose(&[10, 25, 50, 100, 150, 200, 250, 300, 400, 500], &[10, 25]);
     let times = run.choose(31, 9);
-    run.param("link", "100 Mb/s, 100 ms there and back, evenly split");
+    run.param("link", "100 Mb/s, 100 ms round trip, evenly split");
     run.param("proxies", "SYN forwarded early: on the path (tproxy), and explicit (TCP option)");
     run.param("downloads_each", times);
     run.param("shown", "medians");
@@ -53,7 +53,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         if kind == Kind::OnPath {
             let model = |kb: usize| expected(&delays(proxies), kb * 1000).whole;
             let points = sizes.iter().map(|&kb| (kb as f64, model(kb)));
-            run.plot_points(&whole, &format!("{name}, by the model"), points);
+            run.plot_points(&whole, &format!("{name}, model"), points);
         }
         match proxies {
             0 => none = found,
@@ -72,14 +72,14 @@ enum Kind {
     Explicit,
 }
 
-/// Returns each number of proxies of either kind. Explicit ones are left out if this process cannot
-/// set the TCP option.
+/// Returns all numbers of proxies of both kinds. Explicit proxies are left out if this process
+/// cannot set the TCP option.
 fn worlds(run: &mut Run) -> Vec<(usize, Kind)> {
     let of = |kind| (1..=MAX_PROXIES).map(move |proxies| (proxies, kind));
     let mut worlds: Vec<_> = [(0, Kind::OnPath)].into_iter().chain(of(Kind::OnPath)).collect();
     match SynOption::attach() {
         Ok(_) => worlds.extend(of(Kind::Explicit)),
-        // This is the case in a user namespace, for example, whose root may not load BPF programs.
+        // For example in a user namespace, whose root may not load BPF programs.
         Err(error) => run.param("explicit", format!("left out: {error}")),
     }
     worlds
@@ -89,10 +89,10 @@ fn checks(run: &mut Run, name: &str, proxies: usize, none: &[Expected], found: &
     let saved =
         |at: usize, time: fn(&Expected) -> f64| 100.0 * (1.0 - time(&found[at]) / time(&none[at]));
     let least = 100.0 * FIRST_BYTE[proxies - 1] - 2.0;
-    let what = format!("{name}: time to first byte sooner by, %");
+    let what = format!("{name}: time to first byte saved, %");
     run.at_least(&what, saved(0, |e| e.first_byte), least);
     let least = 100.0 * KB_25[proxies - 1] - 3.0;
-    run.at_least(&format!("{name}: 25 KB sooner by, %"), saved(1, |e| e.whole), least);
+    run.at_least(&format!("{name}: time for 25 KB saved, %"), saved(1, |e| e.whole), least);
 }
 
 fn names(proxies: usize, kind: Kind) -> String {
@@ -108,7 +108,7 @@ fn delays(proxies: usize) -> Vec<f64> {
     vec![ONE_WAY / (proxies + 1) as f64; proxies + 1]
 }
 
-/// Row of machines with a proxy on each router.
+/// Chain of machines with a proxy on each router.
 struct World {
     // Dropped before the nodes they run in.
     _proxies: Vec<Proxy>,

@@ -16,9 +16,9 @@ const TRAFFIC: Traffic = Traffic { paced: 500, short_per_second: 200 };
 /// Time of the traffic before the first upgrade.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Time after an upgrade in which pauses still count as caused by the upgrade. For comparison, the
-/// pauses of as long a time before the upgrade are drawn.
+/// pauses in an equally long time before the upgrade are plotted.
 const AROUND: Duration = Duration::from_millis(200);
-/// Time in which an old process must end.
+/// Time within which an old process must exit.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Descriptors that the lab and each proxy need: two sockets and two ends of a pipe for each flow,
 /// and a reserve.
@@ -34,9 +34,9 @@ const MAX_MEMORY_GROWN_MB: f64 = 1.0;
 pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/upgrade",
     title: "Upgrades of a proxy under 500 flows and 200 new connections a second",
-    figure: "beyond Miniproxy: upgrades without a cut",
-    finding: "The paper says nothing of upgrades; HAProxy hands on its listeners, and its old \
-              process stays until the last of its flows has ended.",
+    figure: "beyond Miniproxy: upgrades without interruption",
+    finding: "The paper does not discuss upgrades; HAProxy passes its listeners on, and its old \
+              process continues until its last flow has ended.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -120,22 +120,22 @@ struct Upgrade {
 }
 
 impl Upgrade {
-    /// Upgrades the proxy in `run_dir`, which is the process `old`; returns the new process, too.
+    /// Upgrades the proxy in `run_dir`, whose process is `old`; returns the new process as well.
     fn perform(run_dir: &Path, old: &ForeignProcess) -> Result<(Upgrade, ForeignProcess)> {
         let begun = Instant::now();
         let new = upgrade(run_dir, &[])?;
         let done = Instant::now();
         let has_ended = || old.has_ended();
         let ended = stop::wait_until(END_TIMEOUT, Duration::from_millis(2), has_ended)?;
-        // The status is unknown if the process was not adopted yet.
+        // The exit status is unknown if this process is not the parent of the old one yet.
         let in_order = ended && old.reap().unwrap_or(true);
         let old_ended = in_order.then(|| done.elapsed());
         stop::sleep(AROUND.saturating_sub(done.elapsed()))?;
         Ok((Upgrade { begun, done, old_ended, usage: Usage::of(new.id()) }, new))
     }
 
-    /// Longest pause of a paced flow around the upgrade, and longest pause that ended shortly
-    /// before it, in milliseconds.
+    /// Returns the longest pause of a paced flow around the upgrade, and the longest pause that
+    /// ended shortly before the upgrade, in milliseconds.
     fn stalls(&self, pauses: &[(Instant, Instant)]) -> [f64; 2] {
         let until = self.done + AROUND;
         let before = self.begun - (until - self.begun).min(AROUND);
@@ -169,7 +169,7 @@ fn draw(run: &mut Run, upgrades: &[Upgrade], report: &CheckedReport, cpu: &Busy)
         let x = n as f64 + 1.0;
         let [around, before] = upgrade.stalls(&report.pauses);
         run.plot_point(&pauses, "around the upgrade", (x, around));
-        run.plot_point(&pauses, "before it", (x, before));
+        run.plot_point(&pauses, "before the upgrade", (x, before));
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let command = ms(upgrade.done - upgrade.begun);
         run.plot_point(&times, "until `viaduct upgrade` returns", (x, command));
@@ -183,7 +183,7 @@ fn draw(run: &mut Run, upgrades: &[Upgrade], report: &CheckedReport, cpu: &Busy)
     run.plot_bars(&plot, "mean", [("all programs", cpu.machine), ("of which the load", cpu.load)]);
     let plot = Plot::histogram("Time of a new connection", ("", ""), ("time", "ms"));
     let times: Vec<f64> = report.times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
-    let quantiles = [("median", 0.5), ("99 of 100", 0.99), ("longest", 1.0)];
+    let quantiles = [("median", 0.5), ("99th percentile", 0.99), ("longest", 1.0)];
     run.plot_bars(&plot, "through the proxy", quantiles.map(|(of, q)| (of, quantile(&times, q))));
     for (n, fault) in report.faults.iter().enumerate() {
         run.param(&format!("fault_{}", n + 1), fault.as_str());
@@ -198,17 +198,17 @@ fn check(run: &mut Run, upgrades: &[Upgrade], report: &CheckedReport, seconds: f
     let unended = upgrades.iter().filter(|upgrade| upgrade.old_ended.is_none()).count();
     run.at_most("old processes that have not ended after 5 s", unended as f64, 0.0);
     let grown = growth_of(upgrades, Upgrade::descriptors);
-    run.at_most("descriptors grown over all upgrades", grown, MAX_DESCRIPTORS_GROWN);
+    run.at_most("growth of descriptors over all upgrades", grown, MAX_DESCRIPTORS_GROWN);
     let grown = growth_of(upgrades, Upgrade::megabytes);
-    run.at_most("memory grown over all upgrades, MB", grown, MAX_MEMORY_GROWN_MB);
+    run.at_most("growth of memory over all upgrades, MB", grown, MAX_MEMORY_GROWN_MB);
     let short = report.times.len() as f64 / seconds / f64::from(TRAFFIC.short_per_second);
-    run.at_least("new connections over those configured", short, MIN_RATE);
+    run.at_least("new connections, relative to those configured", short, MIN_RATE);
     let paced = report.bytes as f64 / seconds / (TRAFFIC.paced as u64 * PACED_RATE) as f64;
-    run.at_least("bytes of the paced flows over the pace", paced, MIN_RATE);
+    run.at_least("bytes of the paced flows, relative to the pace", paced, MIN_RATE);
 }
 
-/// Growth of a property over all upgrades. Values other than the lowest ones are less stable: the
-/// number of open short flows, and thus of descriptors, depends on the load of the machine.
+/// Returns the growth of a property over all upgrades, from its lowest values, which are the most
+/// stable: the number of open short flows, and thus of descriptors, depends on the machine's load.
 fn growth_of(upgrades: &[Upgrade], property: impl Fn(&Upgrade) -> f64) -> f64 {
     growth(&upgrades.iter().map(property).collect::<Vec<_>>())
 }

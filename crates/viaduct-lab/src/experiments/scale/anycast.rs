@@ -22,12 +22,13 @@ const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 /// Wires of the replicas.
 const WIRES: [&str; 2] = ["delay=1ms", "delay=15ms"];
 const METRICS: [u32; 2] = [10, 100];
-/// Number of the router's autonomous system; the replicas are in the one with the next number.
+/// Number of the router's autonomous system. The replicas' system has the next number.
 const AS: u32 = 64_512;
 /// Time limit for the routes.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Two replicas, and the router that prefers the nearer one. Dropping it ends everything.
+/// Two replicas, and a router that prefers the nearer replica. Dropping the value stops all
+/// programs.
 pub(super) struct Anycast {
     pub(super) net: Dumbbell,
     wires: Vec<Emulator>,
@@ -53,10 +54,10 @@ impl Anycast {
         Ok(world)
     }
 
-    /// Kills the nearer replica: all its programs end without notice, and its wire with them.
+    /// Kills the nearer replica: cuts its wire, then kills all its programs.
     pub(super) fn kill_near(&self) -> Result<()> {
         let near = self.net.b1();
-        // The wire fails first, so that the replica's kernel cannot end the sessions.
+        // The wire is cut first, so that the replica's kernel cannot close the sessions.
         for direction in [Direction::AtoB, Direction::BtoA] {
             self.wires[0].set(direction, link("loss=100%"))?;
         }
@@ -131,7 +132,8 @@ impl Anycast {
     }
 }
 
-/// Common part of a config: sessions of BFD end after three missing packets, 50 ms apart.
+/// Returns the common part of a config. A BFD session fails after three missing packets, which are
+/// sent every 50 ms.
 fn head(id: Ipv4Addr) -> String {
     format!(
         "log stderr all;\nrouter id {id};\nprotocol device {{ scan time 1; }}\n\

@@ -4,7 +4,7 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | `served` | files that replicas have in common, and downloads from them |
+//! | `served` | files that all replicas serve, and downloads from the replicas |
 //! | `service` | replicas in a rack, and two boxes in front of them |
 //! | `anycast` | replicas at different distances, which announce one address |
 

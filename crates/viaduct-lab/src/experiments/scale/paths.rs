@@ -1,7 +1,7 @@
-//! Two WANs between two sites. One WAN dies under bulk traffic and messages, and recovers.
+//! Two WANs between two sites. One WAN fails under bulk traffic and messages, and recovers.
 //!
 //! ```text
-//!   a1 ── gwa ══ first  ══ gwb ── b1   bulk and messages take the first path; it dies for 2.5 s
+//!   a1 ── gwa ══ first  ══ gwb ── b1   bulk and messages take the first path; it fails for 2.5 s
 //!            ╚═══ second ═══╝          repairs, and the traffic of a path that is down
 //! ```
 
@@ -18,26 +18,27 @@ const BULK: u64 = 50_000_000;
 /// Bytes of payload of a message.
 const SIZE: usize = 200;
 const MESSAGES_A_SECOND: f64 = 200.0;
-/// Seconds before the first death.
+/// Seconds before the first failure.
 const WARM_UP: f64 = 4.0;
-/// Seconds from one death to the next.
+/// Seconds from one failure to the next.
 const EVERY: f64 = 7.0;
-/// Seconds that the path stays dead.
+/// Duration of a failure in seconds.
 const DEAD_FOR: f64 = 2.5;
-/// Maximum 99th percentile of the latency of messages in the second after a death, in round trips.
+/// Maximum 99th percentile of the latency of messages in the second after a failure, in round
+/// trips.
 const MAX_ROUND_TRIPS: f64 = 2.0;
-/// Maximum seconds from a death until the path is left.
+/// Maximum seconds from a failure until the path is no longer used.
 const MAX_LEFT_AFTER: f64 = 1.0;
-/// Latency, in round trips, from which on a message is late: the delay of a path (0.5), and the
-/// time for which flows other than TCP wait for a repair (0.25).
+/// Latency, in round trips, above which a message is late: the delay of a path (0.5), plus the time
+/// for which flows other than TCP wait for a repair (0.25).
 const LATE: f64 = 0.75;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/paths",
-    title: "Two WANs, one of which dies under bulk traffic and messages",
+    title: "Two WANs, one of which fails under bulk traffic and messages",
     figure: "beyond Maelstrom: sites with two WANs",
-    finding: "Repairs that travel by another path than the packets should recover what a dying \
-              path loses until it is left.",
+    finding: "Repairs that take another path than the packets should recover the losses of a \
+              failed path until the path is no longer used.",
 };
 
 /// Rate to which each WAN is shaped in the gateways. UDP has priority over TCP.
@@ -65,7 +66,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("deaths", deaths);
     run.congestion_control("cubic");
     run.steps(ARMS.len());
-    let plot = Plot::line("Messages around a death", ("time", "s"), ("latency", "round trips"));
+    let plot = Plot::line("Messages around a failure", ("time", "s"), ("latency", "round trips"));
     for arm in &ARMS {
         run.step(arm.name)?;
         let found = measure(run, arm, deaths)?;
@@ -76,19 +77,20 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Messages of one arm, and the deaths of the path.
+/// Messages of one arm, and the failures of the path.
 struct Found {
     messages: Vec<Message>,
-    /// Times of the deaths, from the start of the messages.
+    /// Times of the failures, from the start of the messages.
     deaths: Vec<f64>,
-    /// Seconds from each death until the path is known to be down.
+    /// Seconds from each failure until gateway A reports the path down.
     left_after: Vec<f64>,
     /// Rate of the received bulk traffic in Mb/s.
     bulk: f64,
 }
 
 impl Found {
-    /// Messages around a death: their times relative to it, and their latencies in round trips.
+    /// Returns the messages around a failure: their times relative to the failure, and their
+    /// latencies in round trips.
     fn around(&self, death: usize) -> impl Iterator<Item = (f64, f64)> {
         let at = self.deaths[death];
         let relative = move |message: &Message| {
@@ -98,7 +100,7 @@ impl Found {
         self.messages.iter().map(relative).filter(|(at, _)| (-0.5..2.0).contains(at))
     }
 
-    /// Latencies, in round trips, of the messages in the second after a death.
+    /// Returns the latencies, in round trips, of the messages in the second after a failure.
     fn in_second(&self, death: usize) -> Vec<f64> {
         let after = self.around(death).filter(|(at, _)| (0.0..1.0).contains(at));
         after.map(|(_, latency)| latency).collect()
@@ -128,7 +130,7 @@ fn measure(run: &Run, arm: &Arm, deaths: usize) -> Result<Found> {
         size: SIZE,
         bits_per_second: 8.0 * SIZE as f64 * MESSAGES_A_SECOND,
         duration: Duration::from_secs_f64(seconds),
-        patience: Duration::from_secs(2),
+        timeout: Duration::from_secs(2),
         port: 6_000,
     };
     let bulk = Iperf::tcp("cubic", seconds as u32, 0).paced(BULK, 128 << 10);
@@ -171,7 +173,7 @@ fn shape(gateway: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Makes the first path lose all packets for [`DEAD_FOR`]. Returns the seconds until gateway A
+/// Drops all packets on the first path for [`DEAD_FOR`]. Returns the seconds until gateway A
 /// reported the path down.
 fn die(dumbbell: &Dumbbell, gateways: &Gateways) -> Result<f64> {
     let first = dumbbell.emulator().context("the first path is emulated")?;
@@ -198,15 +200,19 @@ fn report(run: &mut Run, arm: &Arm, found: &Found) {
     let name = arm.name;
     if arm.repairs == "duplicate" {
         let late = all.iter().filter(|latency| **latency > LATE).count();
-        run.at_most(&format!("{name}: late messages in the second of a death"), late as f64, 0.0);
+        run.at_most(
+            &format!("{name}: late messages in the second after a failure"),
+            late as f64,
+            0.0,
+        );
     } else {
         let p99 = quantile(&all, 0.99);
-        let name = format!("{name}: p99 of messages in the second of a death, round trips");
+        let name = format!("{name}: p99 of messages in the second after a failure, round trips");
         run.at_most(&name, p99, MAX_ROUND_TRIPS);
     }
     let left = quantile(&found.left_after, 1.0);
     run.at_most(
-        &format!("{name}: seconds until a dead path is left, at most"),
+        &format!("{name}: seconds until a failed path is left, maximum"),
         left,
         MAX_LEFT_AFTER,
     );

@@ -1,12 +1,12 @@
-//! Replicas of a stateless server behind `viaduct spray`: machines die, the address moves, and the
+//! Replicas of a stateless server behind `viaduct spray`: machines fail, the address moves, and the
 //! secrets rotate, while 200 downloads run. No manual step is needed.
 //!
 //! | part | event |
 //! |---|---|
-//! | replica | a replica dies: checks notice, its packets go to the others |
-//! | box in front | the box that has the address dies: keepalived moves it |
+//! | replica | a replica fails: health checks detect this, its packets go to the others |
+//! | box in front | the box that has the address fails: keepalived moves the address |
 //! | rotation | periods of the secrets end, and a new root replaces the old one |
-//! | anycast | the nearest of two replicas dies: BFD notices, BIRD routes to the other one |
+//! | anycast | the nearer of two replicas fails: BFD detects this, BIRD routes to the other one |
 
 use super::anycast::Anycast;
 use super::served::{Served, Transfer, key_replicas};
@@ -21,23 +21,23 @@ const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 const CLIENTS: usize = 200;
 /// Time within which the downloads begin.
 const SPREAD: Duration = Duration::from_secs(1);
-/// Time that the downloads around a death take, in seconds. In the first seconds some downloads get
-/// no data, whatever dies: all of them together have filled the queue, which has dropped packets.
+/// Duration of the downloads around a failure, in seconds. In the first seconds, some downloads
+/// receive no data even without a failure, because all downloads together overflow the queue.
 const SECONDS: f64 = 20.0;
 /// Period of the secrets.
 const PERIOD: &str = "10s";
 /// Time after which a new root secret is used.
 const ROOT_AFTER: &str = "4s";
-/// Maximum time without data around a death, in seconds.
+/// Maximum time without data around a failure, in seconds.
 const MAX_GAP: f64 = 1.0;
-/// Time after a death that is examined, in seconds.
+/// Time after a failure that is examined, in seconds.
 const AFTERMATH: f64 = 3.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/replicas",
     title: "Replicas, addresses that move, and secrets that rotate, without manual steps",
     figure: "Trickles, sections 2.1 and 6.4",
-    finding: "A server without state can be replaced, and its packets spread, in mid-transfer.",
+    finding: "A server without state can be replaced, and its packets spread, during a transfer.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -47,7 +47,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(4);
     run.step("rotation of the secrets")?;
     rotation(run, run.choose(45.0, 22.0))?;
-    for (step, part) in [("a replica dies", Part::Replica), ("a box in front dies", Part::Front)] {
+    for (step, part) in [("a replica fails", Part::Replica), ("a box in front fails", Part::Front)]
+    {
         run.step(step)?;
         let service = Service::start(link(LINK), PERIOD, run)?;
         let victim = match part {
@@ -55,7 +56,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             Part::Front => &service.rack.fronts()[0],
         };
         let world = (&service.net, &service.served);
-        death(run, part.name(), world, || Ok(service.rack.kill(victim)?))?;
+        fail(run, part.name(), world, || Ok(service.rack.kill(victim)?))?;
         if part == Part::Replica {
             let status = service.sprays[0].status()?;
             run.param("replica, state afterwards", status["replicas"][1]["reason"].clone());
@@ -63,10 +64,10 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     }
     run.step("anycast")?;
     let world = Anycast::start(run)?;
-    death(run, PARTS[2], (&world.net, &world.served), || world.kill_near())
+    fail(run, PARTS[2], (&world.net, &world.served), || world.kill_near())
 }
 
-/// Parts with a death, in the order of the plot.
+/// Parts with a failure, in the order of the plot.
 const PARTS: [&str; 3] = ["replica", "box in front", "anycast"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +85,7 @@ impl Part {
     }
 }
 
-/// Downloads whose bytes take `seconds` over the link.
+/// Returns downloads whose bytes take `seconds` at the link's rate.
 fn downloads<'a>(request: &'a [u8], content: &'a [u8], seconds: f64) -> Downloads<'a> {
     let limit = Duration::from_secs_f64(4.0 * seconds + 20.0);
     Downloads { request, content, clients: CLIENTS, spread: SPREAD, limit }
@@ -95,7 +96,7 @@ fn bytes(seconds: f64) -> usize {
 }
 
 /// Runs downloads while `kill` kills a machine.
-fn death(
+fn fail(
     run: &mut Run,
     part: &str,
     (net, served): (&Dumbbell, &Served),
@@ -138,7 +139,11 @@ fn rotation(run: &mut Run, seconds: f64) -> Result<()> {
         service.served.download(&service.net, &wanted, run.seed(), renew)?;
     check(run, "rotation", &done);
     let changes = service.log("b1")?.matches("the secrets have changed").count();
-    run.at_least("rotation: changes of a replica's secrets meanwhile", changes as f64, 3.0);
+    run.at_least(
+        "rotation: changes of a replica's secrets during the downloads",
+        changes as f64,
+        3.0,
+    );
     Ok(())
 }
 
@@ -154,10 +159,10 @@ fn check(run: &mut Run, part: &str, done: &[Downloaded]) {
             eprintln!("{part}: download {n} failed after {} bytes: {why}", one.bytes);
         }
     }
-    run.at_least(&format!("{part}: downloads that are whole"), whole as f64, CLIENTS as f64);
+    run.at_least(&format!("{part}: complete downloads"), whole as f64, CLIENTS as f64);
 }
 
-/// Checks the longest time without data around a death.
+/// Checks the longest time without data around a failure.
 fn check_gap(run: &mut Run, part: &str, done: &[Downloaded], died: f64) {
     let longest = |from: f64, to: f64| -> Vec<f64> {
         done.iter().map(|one| one.longest_gap(from, to)).collect()
@@ -169,16 +174,16 @@ fn check_gap(run: &mut Run, part: &str, done: &[Downloaded], died: f64) {
     run.param(&format!("{part}, median gap, s"), median(&after));
     let plot = Plot::histogram("Longest time without data", ("part", ""), ("time", "s"));
     let place = PARTS.iter().position(|known| *known == part).unwrap_or_default();
-    for (name, gaps) in [("before", &before), ("around the death", &after)] {
+    for (name, gaps) in [("before", &before), ("around the failure", &after)] {
         run.plot_bar(&plot, name, (place, part), most(gaps));
     }
     run.at_most(&format!("{part}: longest gap of a download, s"), most(&after), MAX_GAP);
 }
 
-/// Draws the total throughput around a death.
+/// Draws the total throughput around a failure.
 fn draw(run: &mut Run, part: &str, trace: &[(f64, u64)], died: f64) {
-    let axes = (("time since the death", "s"), ("throughput", "Mb/s"));
-    let plot = Plot::line("Throughput of all downloads around a death", axes.0, axes.1);
+    let axes = (("time since the failure", "s"), ("throughput", "Mb/s"));
+    let plot = Plot::line("Throughput of all downloads around a failure", axes.0, axes.1);
     let rate = |two: &[(f64, u64)]| {
         let [(from, before), (to, after)] = [two[0], two[1]];
         (to - died, (after - before) as f64 * 8.0 / 1e6 / (to - from))

@@ -1,4 +1,4 @@
-//! Files that replicas of `viaduct serve` have in common, and downloads from them.
+//! Files that all replicas of `viaduct serve` serve, and downloads from the replicas.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ pub(super) const PORT: u16 = 80;
 /// Downloads that have ended.
 pub(super) struct Transfer {
     pub(super) done: Vec<Downloaded>,
-    /// Seconds since the beginning, and the bytes of all downloads by then.
+    /// Points: seconds since the beginning, and the total bytes of all downloads until then.
     pub(super) trace: Vec<(f64, u64)>,
 }
 
@@ -31,7 +31,7 @@ impl Served {
         Ok(Served { address: SocketAddr::new(address.into(), PORT), scratch })
     }
 
-    /// Path of a file in the directory.
+    /// Returns the path of a file in the directory.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
@@ -54,7 +54,7 @@ impl Served {
         daemon::start(host, command, &log, || Ok(is_listening(host, PORT)?))
     }
 
-    /// Runs downloads by the clients' site of `net` while `events` happen, in another thread.
+    /// Runs downloads from the clients' site of `net`, and `events` concurrently in another thread.
     pub(super) fn download<R: Send>(
         &self,
         net: &Dumbbell,
@@ -78,7 +78,7 @@ impl Served {
     }
 }
 
-/// Runs `viaduct key replicas` with these options, of which the last one takes `file`.
+/// Runs `viaduct key replicas` with these options; `file` is the value of the last option.
 pub(super) fn key_replicas(options: &[&str], file: &Path) -> Result<()> {
     let mut key = Command::new(binary()?);
     let made = key.args(["key", "replicas"]).args(options).arg(file).output()?;

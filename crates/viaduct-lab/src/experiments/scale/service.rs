@@ -4,7 +4,7 @@
 //! ```text
 //!                                       ┌─ s1 spray, keepalived: owns 10.2.200.80
 //!   a1 ═══ gwa ═══ the link ═══ gwb ────┼─ s2 spray, keepalived: takes it over
-//!     clients                           └─ b1, b2, b3 serve --replicas, answer by themselves
+//!     clients                           └─ b1, b2, b3 serve --replicas, answer directly
 //! ```
 
 use std::net::SocketAddrV4;
@@ -25,7 +25,7 @@ const ADVERTISEMENT: &str = "0.1";
 /// Time limit for keepalived to put the address on a box.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The service and its clients' site. Dropping it ends everything.
+/// The service and its clients' site. Dropping the value stops all programs.
 pub(super) struct Service {
     pub(super) net: Dumbbell,
     pub(super) rack: Rack,
@@ -59,12 +59,12 @@ impl Service {
         Ok(service)
     }
 
-    /// Path of the file of a replica's root secrets.
+    /// Returns the path of the file of a replica's root secrets.
     pub(super) fn secrets(&self, replica: usize) -> PathBuf {
         self.served.path(&format!("b{}.toml", replica + 1))
     }
 
-    /// Log of a machine's program.
+    /// Returns the log of a machine's program.
     pub(super) fn log(&self, name: &str) -> Result<String> {
         Ok(fs::read_to_string(self.served.path(&format!("{name}.log")))?)
     }

@@ -90,10 +90,10 @@ fn check(run: &mut Run, network: Network, rows: &[Row]) {
             let ratio = median(&ratios(&found[over], &found[under]));
             run.at_least(&name(what), ratio, least);
         };
-        check("viaduct over UNIX proxies", VIADUCT, UNIX, 0.97);
+        check("viaduct relative to UNIX proxies", VIADUCT, UNIX, 0.97);
         if *block >= 8 << 10 {
             check(
-                "viaduct over TCP proxies",
+                "viaduct relative to TCP proxies",
                 VIADUCT,
                 TCP,
                 if network == Network::Loopback { 1.0 } else { 0.97 },
@@ -101,7 +101,7 @@ fn check(run: &mut Run, network: Network, rows: &[Row]) {
         }
         if *block == 64 << 10 {
             let least = if network == Network::Loopback { 0.6 } else { 0.97 };
-            check("viaduct over plain", VIADUCT, PLAIN, least);
+            check("viaduct relative to plain", VIADUCT, PLAIN, least);
         }
     }
 }
@@ -116,12 +116,12 @@ fn check_offloaded(run: &mut Run, network: Network, rows: &[Row]) {
         let pairs = ratios(&found[OFFLOAD], &found[PLAIN]);
         let ratio = median(&pairs);
         let off = median_error(&pairs) / ratio;
-        let name = format!("{}, blocks of {block}: offloaded over plain", network.name());
+        let name = format!("{}, blocks of {block}: offloaded relative to plain", network.name());
         run.param(&name, format!("{ratio:.3} ± {off:.3}"));
         run.check(&format!("{name}, within 95 %"), ratio * (1.0 + LOWEST_OF_SEVEN * off), least);
         logarithms.push(ratio.ln());
     }
-    let name = format!("{}, all blocks: offloaded over plain", network.name());
+    let name = format!("{}, all blocks: offloaded relative to plain", network.name());
     run.check(&name, mean(&logarithms).exp(), least);
 }
 
@@ -130,7 +130,7 @@ fn encrypting(run: &mut Run, blocks: &[usize], rounds: usize) -> Result<()> {
     let title = "Throughput, loopback, encrypting";
     let rows = measure(run, Network::Loopback, &ENCRYPTING, title, blocks, rounds)?;
     for (block, found) in rows {
-        let name = format!("loopback, blocks of {block}: crypt over stunnel");
+        let name = format!("loopback, blocks of {block}: crypt relative to stunnel");
         run.at_least(&name, median(&ratios(&found[1], &found[0])), 1.0);
     }
     Ok(())

@@ -6,8 +6,8 @@
 //!   b2 serve ────────────────── one plain flow ─────┘                          a2 read
 //! ```
 //!
-//! Four connections take four shares of a bottleneck. Four that share an estimate take one
-//! share in total, and divide it evenly.
+//! Four connections take four shares of a bottleneck. Four connections that share an estimate take
+//! a single share in total, and divide this share evenly.
 
 use super::programs::{CommandPrefix, Server, bench_anywhere, measure, run as under, serve};
 use crate::experiments::prelude::*;
@@ -15,18 +15,18 @@ use crate::experiments::prelude::*;
 const LINK: &str = "rate=10M,delay=20ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
 const MASTER: &str = "site";
-/// Ports of the two wrapped programs; the plain one uses the first.
+/// Ports of the two wrapped programs; the plain program uses the first port.
 const PORTS: [u16; 2] = [9000, 9001];
 /// Number of flows that share an estimate.
 const FLOWS: usize = 4;
 /// Start of the later flow, as a fraction of the measured time.
 const LATER: f64 = 0.5;
-/// Seconds from its start for which the later flow is observed.
+/// Seconds for which the later flow is observed from its start.
 const START: f64 = 2.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/congestion",
-    title: "Four flows that share a congestion estimate, beside one plain flow",
+    title: "Four flows that share a congestion estimate, competing with one plain flow",
     figure: "TESLA, Figure 4",
     finding: "A system-wide master lets flows of different programs share congestion state, as the \
               Congestion Manager does.",
@@ -47,17 +47,17 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     for (contest, name) in found.iter().zip(["four plain flows", "four that share"]) {
         let flows = contest.flows.iter().enumerate();
         let flows = flows.map(|(n, flow)| (format!("flow {n}"), *flow));
-        let all = flows.chain([("the plain flow beside".to_owned(), contest.beside)]);
+        let all = flows.chain([("the competing plain flow".to_owned(), contest.competitor)]);
         run.plot_bars(&plot, name, all.map(|(label, rate)| (label, rate / contest.all())));
     }
     let [plain, shared] = [&found[0], &found[1]];
     run.at_least("plain: the four flows' share of the bottleneck", plain.share(), 0.6);
     let name = "congestion: the four flows' share of the bottleneck";
-    // Beside the plain flow, the fair share of one flow is 0.5, and that of four flows is 0.8.
+    // With one competing plain flow, the fair share of one flow is 0.5; that of four flows is 0.8.
     run.within(name, shared.share(), 0.33, 0.67);
     run.at_least("congestion: Jain's index of the four", jain(&shared.flows), 0.9);
     run.at_least("congestion: all five use the bottleneck", shared.all() * 8.0 / 10e6, 0.8);
-    let name = "congestion: a later flow's first seconds, of a fair share";
+    let name = "congestion: a later flow's first seconds, relative to a fair share";
     let fair = shared.flows.iter().sum::<f64>() / (FLOWS + 1) as f64;
     run.at_least(name, shared.later / fair, 0.5);
     Ok(())
@@ -74,18 +74,18 @@ struct Contest {
 /// Bytes per second of each flow.
 struct Found {
     flows: Vec<f64>,
-    beside: f64,
+    competitor: f64,
     /// Rate of a flow that began after all others, in its first seconds.
     later: f64,
 }
 
 impl Found {
     fn all(&self) -> f64 {
-        self.flows.iter().sum::<f64>() + self.beside
+        self.flows.iter().sum::<f64>() + self.competitor
     }
 
     fn share(&self) -> f64 {
-        1.0 - self.beside / self.all()
+        1.0 - self.competitor / self.all()
     }
 }
 
@@ -122,11 +122,11 @@ impl Contest {
                 scope.spawn(move || read(host, from, port, warm_up, seconds))
             };
             let flows: Vec<_> = (0..FLOWS).map(|n| begin(a1, b1, PORTS[n % 2])).collect();
-            let beside = begin(a2, b2, PORTS[0]);
+            let competitor = begin(a2, b2, PORTS[0]);
             thread::sleep(Duration::from_secs_f64(self.warm_up + self.seconds * LATER));
             let later = read(a1, b1, PORTS[0], 0.0, START)?;
             let flows = flows.into_iter().map(join).collect::<Result<_>>()?;
-            Ok(Found { flows, beside: join(beside)?, later })
+            Ok(Found { flows, competitor: join(competitor)?, later })
         })
     }
 }
@@ -134,6 +134,6 @@ impl Contest {
 fn master(host: &Host, run_dir: &str) -> Result<Server> {
     let mut command = host.command(&binary()?.display().to_string());
     command.args(["master", "--name", MASTER, "+congestion", "--run-dir", run_dir]);
-    let door = format!("{run_dir}/{MASTER}.sock");
-    Server::start(host, command, || Ok(Path::new(&door).exists()))
+    let socket = format!("{run_dir}/{MASTER}.sock");
+    Server::start(host, command, || Ok(Path::new(&socket).exists()))
 }

@@ -13,7 +13,7 @@ use crate::topology::programs::is_listening;
 use crate::topology::{Usage, socket_memory};
 
 /// Interposers, and the maximum time of a connect and a close relative to the plain program.
-const WAYS: [(&str, f64); 3] = [("cgroup", 1.5), ("preload", 1.5), ("seccomp", 2.5)];
+const INTERPOSERS: [(&str, f64); 3] = [("cgroup", 1.5), ("preload", 1.5), ("seccomp", 2.5)];
 /// Minimum rate of closes relative to the plain program: by cgroup, and with a seccomp filter,
 /// which `preload` installs as well. System calls that the filter allows still take the kernel's
 /// slow entry path, about 50 ns each.
@@ -27,8 +27,8 @@ const NEEDED: u64 = 2 * OF_ONE as u64 + 200;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/cost",
-    title: "What connecting, closing and being open costs under each interposer",
-    figure: "TESLA, section 5 (which measures bytes alone)",
+    title: "Cost of connecting, closing and holding flows open under each interposer",
+    figure: "TESLA, section 5 (which measures only bytes)",
     finding: "Connect and close take 2.2 times the plain time with torsocks, 2.9 with proxychains \
               and 5 with graftcp.",
 };
@@ -49,7 +49,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     drop(undisturbed);
     run.step(&format!("{short} flows, one after the other"))?;
     leaks(run, &server, short)?;
-    run.step(&format!("{held} flows at once"))?;
+    run.step(&format!("{held} concurrent flows"))?;
     memory(run, &server, held)
 }
 
@@ -84,7 +84,7 @@ impl TestServer<'_> {
 /// Measures connecting and closing with a chain that is offloaded to the kernel.
 fn costs(run: &mut Run, server: &TestServer<'_>, rounds: usize) -> Result<()> {
     let mut unders = vec![Vec::new()];
-    for (via, _) in WAYS {
+    for (via, _) in INTERPOSERS {
         unders.push(under(&["+count", "--via", via])?);
     }
     let programs = ["connect", "close"];
@@ -101,15 +101,15 @@ fn costs(run: &mut Run, server: &TestServer<'_>, rounds: usize) -> Result<()> {
         found.iter().map(|both| [median(&both[0]), median(&both[1])]).collect();
     for (n, program) in programs.iter().enumerate() {
         let plot = Plot::histogram(&format!("One {program}"), ("", ""), ("time", "µs"));
-        let names = ["plain"].into_iter().chain(WAYS.map(|(via, _)| via));
+        let names = ["plain"].into_iter().chain(INTERPOSERS.map(|(via, _)| via));
         let bars = names.zip(&found).map(|(name, found)| (name, 1e6 / found[n]));
         run.plot_bars(&plot, "median", bars);
     }
     let plain = found[0];
-    for ((via, most), found) in WAYS.into_iter().zip(&found[1..]) {
-        let name = format!("{via}: time of connect and close over plain");
+    for ((via, most), found) in INTERPOSERS.into_iter().zip(&found[1..]) {
+        let name = format!("{via}: time of connect and close, relative to plain");
         run.at_most(&name, plain[0] / found[0], most);
-        let name = format!("{via}: closes of another descriptor over plain");
+        let name = format!("{via}: closes of another descriptor, relative to plain");
         let least = CLOSES[usize::from(via != "cgroup")];
         run.at_least(&name, found[1] / plain[1], least);
     }
@@ -148,7 +148,7 @@ impl Flows {
 
 /// Checks that many short flows leave no descriptors.
 fn leaks(run: &mut Run, server: &TestServer<'_>, short: u32) -> Result<()> {
-    for (via, _) in WAYS {
+    for (via, _) in INTERPOSERS {
         let mut flows = Flows::start(server, via)?;
         // Descriptors opened once by the first flows are not a leak.
         let before = flows.make("short", 100)?;
@@ -163,7 +163,7 @@ fn leaks(run: &mut Run, server: &TestServer<'_>, short: u32) -> Result<()> {
             after = Usage::of(flows.process.id());
         }
         let left = |usage: Usage| (usage.sockets + usage.pipes) as f64;
-        let name = format!("{via}: descriptors left of {short} short flows");
+        let name = format!("{via}: descriptors left after {short} short flows");
         run.at_most(&name, left(after) - left(before), 0.0);
     }
     Ok(())
@@ -172,8 +172,8 @@ fn leaks(run: &mut Run, server: &TestServer<'_>, short: u32) -> Result<()> {
 /// Measures the memory of open flows, in as many programs as needed.
 fn memory(run: &mut Run, server: &TestServer<'_>, held: u32) -> Result<()> {
     let plot = Plot::histogram("An open flow", ("", ""), ("memory", "KB"));
-    let series = "of the master's, and of the kernel for sockets";
-    for (n, (via, _)) in WAYS.into_iter().enumerate() {
+    let series = "of the master; of the kernel for sockets";
+    for (n, (via, _)) in INTERPOSERS.into_iter().enumerate() {
         let kernel = socket_memory();
         let programs = held.div_ceil(OF_ONE);
         let (mut open, mut grown) = (Vec::new(), 0);
@@ -187,7 +187,12 @@ fn memory(run: &mut Run, server: &TestServer<'_>, held: u32) -> Result<()> {
         let each = |bytes: u64| bytes as f64 / f64::from(held) / 1e3;
         run.plot_bar(&plot, series, (n, via), each(grown));
         let sockets = socket_memory().saturating_sub(kernel);
-        run.plot_bar(&plot, series, (WAYS.len() + n, &format!("{via}, sockets")), each(sockets));
+        run.plot_bar(
+            &plot,
+            series,
+            (INTERPOSERS.len() + n, &format!("{via}, sockets")),
+            each(sockets),
+        );
         let name = format!("{via}: KB of memory for each of {held} open flows");
         run.at_most(&name, each(grown), MAX_KB);
     }

@@ -15,7 +15,7 @@ const BLOCK: usize = 64 << 10;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/handlers",
-    title: "What compressing and striping bring over 100 Mb/s",
+    title: "Gain of compression and striping over 100 Mb/s",
     figure: "TESLA, sections 1 and 4.3",
     finding: "Services such as striping one flow over several connections fit the session layer.",
 };
@@ -28,9 +28,21 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(3 * rounds);
     let plot = Plot::histogram("Throughput", ("", ""), ("throughput", "MB/s"));
     let cases = [
-        (Network::Link, &COMPRESSED, Content::Text, "compress over plain, text", 2.0),
-        (Network::Link, &COMPRESSED, Content::Random, "compress over plain, random bytes", 0.97),
-        (Network::TwoLinks, &STRIPED, Content::Same, "stripe over two links over one link", 1.7),
+        (Network::Link, &COMPRESSED, Content::Text, "compress relative to plain, text", 2.0),
+        (
+            Network::Link,
+            &COMPRESSED,
+            Content::Random,
+            "compress relative to plain, random bytes",
+            0.97,
+        ),
+        (
+            Network::TwoLinks,
+            &STRIPED,
+            Content::Same,
+            "stripe over two links, relative to one link",
+            1.7,
+        ),
     ];
     for (n, (network, setups, content, name, least)) in cases.into_iter().enumerate() {
         let world = World::build(network, run.journal())?;

@@ -34,25 +34,25 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let seed = run.seed();
     let plain = Transfer { bytes, outage: None, under: Vec::new(), seed }.run(run.journal())?;
     let whole = plain.end.context("the plain transfer broke without an outage")?;
-    run.step("an outage half way: with migrate, and a plain one beside it")?;
+    run.step("an outage half way: with migrate, and concurrently a plain transfer")?;
     let gone = Some((whole / 2, outage));
     let migrate = Transfer { bytes, outage: gone, under: under(&["+migrate"])?, seed };
-    let beside = Transfer { bytes, outage: gone, under: Vec::new(), seed };
+    let concurrent = Transfer { bytes, outage: gone, under: Vec::new(), seed };
     let journal = run.journal().clone();
-    let found = parallel([migrate, beside], |one| one.run(&journal))?;
-    let [migrate, beside] = &found[..] else { bail!("two transfers were begun") };
-    let traces = [("plain, no outage", &plain), ("migrate", migrate), ("plain", beside)];
+    let found = parallel([migrate, concurrent], |one| one.run(&journal))?;
+    let [migrate, concurrent] = &found[..] else { bail!("two transfers are expected") };
+    let traces = [("plain, no outage", &plain), ("migrate", migrate), ("plain", concurrent)];
     for (name, traced) in traces {
         draw(run, name, &traced.trace);
     }
     let took = migrate.end.map_or(f64::INFINITY, |end| end.as_secs_f64());
     let beyond = took - (whole + outage).as_secs_f64();
-    let name = "migrate: beyond the plain transfer and the outage, s";
+    let name = "migrate: time beyond the plain transfer and the outage, s";
     run.at_most(name, beyond, (3 * RTT).as_secs_f64() + 1.0);
-    let name = "migrate: all bytes came as they were sent";
+    let name = "migrate: all bytes arrived unaltered";
     run.at_least(name, f64::from(migrate.end.is_some()), 1.0);
-    let name = "plain: the transfer beside it came to its end";
-    run.at_most(name, f64::from(beside.end.is_some()), 0.0);
+    let name = "plain: concurrent transfers that completed";
+    run.at_most(name, f64::from(concurrent.end.is_some()), 0.0);
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! Benchmark programs in hosts: permanent servers and short-lived clients, on their host's core or
-//! on any, optionally under `viaduct run`.
+//! on any core, optionally under `viaduct run`.
 
 use std::io::{Read as _, Seek as _};
 use std::process::{Command, Stdio};
@@ -34,7 +34,7 @@ pub(super) fn bench(
     Ok(command)
 }
 
-/// Creates the command without pinning it to a core.
+/// Creates the command of a benchmark program without pinning the program to a core.
 pub(super) fn bench_anywhere(
     node: &Node,
     under: &CommandPrefix,
@@ -61,7 +61,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts the program and waits until `is_ready`.
+    /// Starts the program, and waits until `is_ready` returns true.
     pub(super) fn start(
         node: &Node,
         command: Command,
@@ -94,7 +94,7 @@ pub(super) fn measure_watched(
     let output =
         output_watched(node, command, Duration::from_secs_f64(seconds) + PROGRAM_TIMEOUT, watch)?;
     let number = output.split_whitespace().next().and_then(|word| word.parse().ok());
-    number.with_context(|| format!("a client says {output:?}, which is no number"))
+    number.with_context(|| format!("a client printed {output:?}, which is not a number"))
 }
 
 /// Runs a client to its end, at most for `limit`; returns its output.

@@ -5,7 +5,7 @@
 //!                       ║
 //!   client ════════════ fork ════════════ server     20 Mb/s, 5 ms each way; overlay nodes at each
 //!   fetch, +migrate      ┆      serve, +migrate
-//!   +route               ┆ packets between client and server vanish here; later those to aside
+//!   +route               ┆ drops packets between client and server; later those to aside
 //! ```
 
 use std::io::{BufRead as _, BufReader};
@@ -33,10 +33,10 @@ const TICK: f64 = 0.1;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/route",
-    title: "An open flow when its path fails, and later the path around the failure",
+    title: "An open flow whose path fails, and later the path around the failure",
     figure: "TESLA, section 4.2",
     finding: "RON routes around failures of paths, under unmodified programs; migrating open flows \
-              between its paths was left for the future.",
+              between its paths was left to future work.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -51,7 +51,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Runs one rerouted flow beside a plain one.
+/// Runs a rerouted flow and a concurrent plain one.
 fn once(run: &mut Run, round: u64) -> Result<()> {
     let link = link(LINK);
     let world = Detour::build(&link, &link, run.seed() + round, run.journal())?;
@@ -74,8 +74,8 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     })?;
     stop::check()?;
     let traces = found.map(|output| output.ok().map(|output| traced(&output)));
-    judge(run, &traces);
-    let name = "a small transfer that begins while the path is away, by `node=` alone, s";
+    report(run, &traces);
+    let name = "a small transfer that begins during the outage, with only `node=`, s";
     run.at_most(name, opened, WITHIN);
     Ok(())
 }
@@ -99,7 +99,7 @@ fn cut(world: &Detour) -> Result<f64> {
     drop_between(&world.client, &world.server)?;
     let healed = Instant::now() + Duration::from_secs(4);
     thread::sleep(Duration::from_secs(1));
-    let opened = open_meanwhile(world);
+    let opened = open_during_outage(world);
     thread::sleep(healed.saturating_duration_since(Instant::now()));
     world.fork.run("nft", &["delete", "table", "ip", "cut"])?;
     thread::sleep(Duration::from_secs(4));
@@ -107,9 +107,9 @@ fn cut(world: &Detour) -> Result<f64> {
     opened
 }
 
-/// Runs a small transfer that begins while the direct path is down, by a program that knows
-/// only the address of an overlay node; returns its duration in seconds.
-fn open_meanwhile(world: &Detour) -> Result<f64> {
+/// Runs a small transfer that begins while the direct path is down. The program knows only the
+/// address of an overlay node. Returns the duration of the transfer in seconds.
+fn open_during_outage(world: &Detour) -> Result<f64> {
     let node = format!("+route:node={}:{SOCKS}", world.aside.v4());
     let (under, begun) = (under(&[&node])?, Instant::now());
     fetch(world, PORTS[1], &under, 500_000, 10)?;
@@ -129,7 +129,7 @@ fn fetch(
     output(&world.client, fetch, Duration::from_secs(limit))
 }
 
-fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
+fn report(run: &mut Run, traces: &[Option<Traced>; 2]) {
     for (name, traced) in ["migrate and route", "plain"].into_iter().zip(traces) {
         if let Some(traced) = traced {
             draw(run, name, &traced.trace);
@@ -142,15 +142,15 @@ fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
         within.map(|(_, length)| *length).fold(0.0, f64::max)
     };
     let whole = f64::from(traces[0].is_some());
-    run.at_least("migrate and route: all bytes came as they were sent", whole, 1.0);
+    run.at_least("migrate and route: all bytes arrived unaltered", whole, 1.0);
     for (name, stall) in
-        [("the direct path", longest(0.0, 7.0)), ("the way around", longest(9.0, 60.0))]
+        [("the direct path", longest(0.0, 7.0)), ("the detour", longest(9.0, 60.0))]
     {
         let name = format!("from the failure of {name} until bytes flow elsewhere, s");
         run.within(&name, stall, TICK, WITHIN);
     }
     let plain = plain.iter().map(|(_, length)| *length).fold(0.0, f64::max);
-    run.at_least("plain: stands still while the path is away, s", plain, 4.0);
+    run.at_least("plain: stall during the outage, s", plain, 4.0);
 }
 
 /// Returns the periods without data that are longer than two intervals of a trace: the end and the
@@ -236,11 +236,11 @@ impl Overlay {
             stop::check()?;
             thread::sleep(Duration::from_millis(20));
         }
-        bail!("the overlay's node {name} does not hear of the others")
+        bail!("overlay node {name} does not learn of the other nodes")
     }
 }
 
-/// Reads the path table of the node behind a socket.
+/// Reads a node's path table from its socket.
 fn table(socket: &Path) -> Result<Table> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;

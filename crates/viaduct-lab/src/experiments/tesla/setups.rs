@@ -1,4 +1,4 @@
-//! Configurations of section 5.2, and Viaduct's.
+//! Configurations of section 5.2 and of Viaduct.
 //!
 //! ```text
 //!   plain     client ════════════════════════════════════════ server
@@ -19,10 +19,10 @@ use crate::gateways::random_key;
 use crate::topology::programs::is_listening;
 use crate::topology::{cpu_time, times_scheduled};
 
-/// Seconds in which a client counts for [`Testbed::cost`].
+/// Measured seconds of the client of [`Testbed::cost`].
 const COUNTED: f64 = 0.5;
 /// Idle seconds of that client before and after [`COUNTED`].
-const SILENT: f64 = 1.0;
+const HOLD: f64 = 1.0;
 
 /// Configuration between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) enum Setup {
     Stunnel,
 }
 
-/// Chain that the kernel handles by itself.
+/// Chain that is offloaded to the kernel.
 pub(super) const OFFLOADED: Setup = Setup::Viaduct("viaduct, offloaded", &["+count"]);
 /// The same chain without offload: data goes through Viaduct.
 pub(super) const PASSING: Setup = Setup::Viaduct("viaduct", &["+count", "--no-offload"]);
@@ -134,7 +134,7 @@ impl<'a> Testbed<'a> {
         self.measured(&run(words)?, load)
     }
 
-    /// Measures the cost per count: counters are read during the silences before and after the
+    /// Measures the cost per count: reads the counters in the idle times before and after the
     /// client's measurement.
     pub(super) fn cost(&self, load: &Load) -> Result<Cost> {
         let load = Load { seconds: COUNTED, ..*load };
@@ -147,12 +147,12 @@ impl<'a> Testbed<'a> {
             seen
         };
         let mut seen = None;
-        let rate = self.measured_watched(&self.under, &load, SILENT, |client| {
-            // Reads the counters in the middle of each silence, assuming that the client has
-            // started after about 0.4 s.
-            thread::sleep(Duration::from_secs_f64(0.4 + SILENT / 2.0));
+        let rate = self.measured_watched(&self.under, &load, HOLD, |client| {
+            // Reads the counters in the middle of each idle time, assuming that the client takes
+            // about 0.4 s to start.
+            thread::sleep(Duration::from_secs_f64(0.4 + HOLD / 2.0));
             let before = look(client);
-            let instructions = count_instructions(Duration::from_secs_f64(SILENT + COUNTED));
+            let instructions = count_instructions(Duration::from_secs_f64(HOLD + COUNTED));
             seen = Some((before, look(client), instructions));
         })?;
         let (before, after, instructions) = seen.context("the client was not watched")?;
@@ -168,7 +168,7 @@ impl<'a> Testbed<'a> {
         self.measured_watched(under, load, 0.0, |_| ())
     }
 
-    /// Runs a client with `hold` seconds of silence before and after the measurement.
+    /// Runs a client with `hold` idle seconds before and after the measurement.
     fn measured_watched(
         &self,
         under: &CommandPrefix,

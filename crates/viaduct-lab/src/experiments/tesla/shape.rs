@@ -16,7 +16,7 @@ const OFF: f64 = 0.05;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/shape",
-    title: "Rates and delays that handlers achieve, against the requested ones",
+    title: "Rates and delays that handlers achieve, compared with the requested ones",
     figure: "TESLA, section 4.1",
     finding: "A handler of some ten lines shapes the traffic of an unmodified program.",
 };
@@ -53,13 +53,13 @@ fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
     let found = parallel(&cases, |&(via, program)| {
         plain.measure_under(&[&handler, "--via", via], &load(program))
     })?;
-    let title = "Rate obtained against rate asked";
-    let plot = Plot::line(title, ("asked", "Mb/s"), ("obtained", "Mb/s")).log_x().log_y();
+    let title = "Rate obtained by rate requested";
+    let plot = Plot::line(title, ("requested", "Mb/s"), ("obtained", "Mb/s")).log_x().log_y();
     for ((via, program), bytes) in cases.iter().zip(found) {
         let obtained = bytes * 8.0 / 1e6;
         let direction = if *program == "write" { "out" } else { "in" };
         run.plot_point(&plot, &format!("{via}, {direction}"), (rate.into(), obtained));
-        let name = format!("{via}, {direction}: obtained over {rate} Mb/s asked");
+        let name = format!("{via}, {direction}: obtained, relative to {rate} Mb/s requested");
         run.within(&name, obtained / f64::from(rate), 1.0 - OFF, 1.0 + OFF);
     }
     Ok(())
@@ -71,11 +71,11 @@ fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
     let (seconds, content) = (run.choose(4.0, 2.0), Content::Same);
     let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.2 };
     let found = parallel(VIAS, |via| plain.measure_under(&[&handler, "--via", via], &load))?;
-    let plot = Plot::line("Delay each way", ("asked", "ms"), ("obtained", "ms"));
+    let plot = Plot::line("Delay each way", ("requested", "ms"), ("obtained", "ms"));
     for (via, volleys) in VIAS.iter().zip(found) {
         let each_way = 1000.0 / volleys / 2.0;
         run.plot_point(&plot, via, (delay.into(), each_way));
-        let name = format!("{via}: delay obtained beyond {delay} ms asked, ms");
+        let name = format!("{via}: delay in excess of {delay} ms requested, ms");
         run.within(&name, each_way - f64::from(delay), 0.0, 1.0);
     }
     Ok(())

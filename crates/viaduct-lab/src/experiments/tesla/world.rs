@@ -1,5 +1,5 @@
 //! The two hosts of section 5.2: on one machine over its loopback interface, or connected by
-//! one or two 100 Mb/s links. Each has a core of its own.
+//! one or two 100 Mb/s links. Each host has a core of its own.
 //!
 //! ```text
 //!   client 10.1.0.1 eth0 ═══ 100 Mb/s ═══ eth0 10.1.0.2 server

@@ -12,15 +12,16 @@ const LINK: &str = "rate=100M,delay=500us,queue=250kB";
 const OBJECT: usize = 500_000;
 const CLIENTS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 6_000];
 const QUICK: [usize; 2] = [1, 100];
-/// Sizes of the objects that one client fetches on a 1 Gb/s link: the usual one, and a long one.
+/// Sizes of the objects that one client fetches on a 1 Gb/s link: the size of the other
+/// measurements, and a large one.
 const ALONE: [usize; 2] = [OBJECT, 100_000_000];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Minimum throughput relative to TCP's; the continuations take 5 % of it.
+/// Minimum throughput relative to TCP. The continuations take 5 % of the throughput.
 const MIN_SHARE: f64 = 0.9;
-/// Number of clients from which the link is crowded: windows are then below two packets.
+/// Minimum number of clients that crowd the link: their windows are below two packets.
 const CROWD: usize = 1_000;
-/// Factor on the warm-up and the measured time of a crowd. With a crowd, the data in transit at the
+/// Factor of the warm-up and the measured time of a crowd. With a crowd, the data in transit at the
 /// end of a window of 5 s are a tenth of the transfer, and vary by a tenth from run to run.
 const LONGER: u32 = 2;
 
@@ -29,7 +30,7 @@ type Arm = Option<Format>;
 
 /// Default transport of the comparison.
 const OURS: Arm = Some(Format::Tcp);
-/// Transports compared on the 1 Gb/s link, where the cost per packet decides.
+/// Transports compared on the 1 Gb/s link, where the cost per packet limits the throughput.
 const ARMS: [Arm; 3] = [OURS, Some(Format::Udp), None];
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -132,7 +133,7 @@ fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
     }
     for (n, arm) in ARMS.into_iter().enumerate().take(2) {
         let ratios: Vec<_> = found.iter().map(|row| row[n].mbps() / row[2].mbps()).collect();
-        let check = format!("{} at 1 Gb/s, one client, {object} bytes: over TCP's", name(arm));
+        let check = format!("{} at 1 Gb/s, one client, {object} bytes: relative to TCP", name(arm));
         check_mean(run, &check, &ratios, Bound::AtLeast(MIN_SHARE));
     }
 }
@@ -143,7 +144,7 @@ fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
     let line = |title, y| Plot::line(title, x, y).log_x().confidence();
     let rates = line("Aggregate throughput", ("throughput", "Mb/s"));
     let shares = line("Jain's index over the clients", ("index", ""));
-    let starved = line("Clients that got nothing", ("clients", ""));
+    let starved = line("Clients without data", ("clients", ""));
     for (name, fetched) in
         found.iter().flat_map(|row| [name(OURS), name(None)].into_iter().zip(row))
     {
@@ -156,14 +157,14 @@ fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
     let of = |what: &str| format!("{clients} clients: {what}");
     let each = |value: fn(&[Fetched; 2]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let ratios = each(|[ours, theirs]| ours.mbps() / theirs.mbps());
-    check_mean(run, &of("throughput over TCP's"), &ratios, Bound::AtLeast(MIN_SHARE));
+    check_mean(run, &of("throughput, relative to TCP"), &ratios, Bound::AtLeast(MIN_SHARE));
     let broken = each(|[ours, _]| ours.failed as f64).iter().sum();
-    run.at_most(&of("fetches that broke"), broken, 0.0);
+    run.at_most(&of("failed fetches"), broken, 0.0);
     if clients >= CROWD {
         let fairer = mean(&each(|[ours, theirs]| jain_of(ours) / jain_of(theirs)));
-        run.at_least(&of("Jain's index over TCP's"), fairer, 1.1);
+        run.at_least(&of("Jain's index, relative to TCP"), fairer, 1.1);
         let fewer = mean(&each(|[ours, theirs]| starved_of(theirs) - starved_of(ours)));
-        run.at_least(&of("starved, fewer than TCP's"), fewer, 1.0);
+        run.at_least(&of("starved clients, fewer than with TCP"), fewer, 1.0);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Figure 17: two clients and two servers; packets dealt round robin for Trickles, connections
-//! by least connections for TCP.
+//! Figure 17: two clients and two servers. Trickles packets are distributed round robin; TCP
+//! connections are assigned to the server with the fewest connections.
 //!
 //! ```text
 //!   Trickles   ─▶ 10.2.200.1:80 ─ viaduct spray: per packet ─────────────┬─ 100 Mb/s ─ b1 serve
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Traffic beyond the capacity of a server's link is dropped at the switch's port. The server's own
-//! interface would drop no packets of the kernel's TCP: TCP small queues hold them back until there
-//! is room, which no network does.
+//! interface would not drop packets of the kernel's TCP: TCP small queues hold packets back until
+//! there is room, which a network does not do.
 //!
 //! Second part, anycast: the route to the service flips between replicas while curl downloads.
 
@@ -32,16 +32,15 @@ const LINK: (&str, &str) = ("htb rate 100mbit", "bfifo limit 625000");
 const WARM_UP: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 6;
 const QUICK_ROUNDS: usize = 3;
-/// Margins by which Jain's index may be below TCP's; if the half-width of the confidence interval
-/// is larger, that half-width counts instead. The first is for the two clients, the second for
-/// single connections, which the paper does not cover. Without contention TCP's index is 1: with
-/// one connection for each client, because each client has a server to itself; with few
-/// connections, because the initial receive windows are smaller than the queues, so that no packet
-/// is lost. The index of flows that share a link is lower: by 0.001 if a client gets 3 % more than
-/// the mean.
+/// Maximum amounts by which Jain's index may be below that of TCP: over the two clients, and over
+/// single connections, which the paper does not cover. The half-width of the confidence interval
+/// replaces a smaller amount. Without contention, TCP's index is 1: with one connection per client,
+/// because each client has a server to itself; with few connections, because the initial receive
+/// windows are smaller than the queues, so that no packet is lost. The index of flows that share a
+/// link is lower: by 0.001 if a client gets 3 % more than the mean.
 const APART: (f64, f64) = (0.001, 0.005);
 /// Minimum total throughput by Trickles relative to TCP's. The paper states no such bound, but
-/// fairness alone is easy to reach at low throughput.
+/// fairness alone is easy to achieve at low throughput.
 const MIN_SHARE: f64 = 0.85;
 /// Interval between route flips.
 const FLIP: Duration = Duration::from_millis(100);
@@ -52,10 +51,10 @@ const WAYS: [By; 2] = [By::Trickles, By::Tcp];
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/balance",
-    title: "Packets dealt among two servers, beside connections",
+    title: "Packets distributed over two servers, compared with connections",
     figure: "Trickles, Figure 17",
-    finding: "Round robin by packets divides the servers more fairly among clients than least \
-              connections do, for most numbers of connections.",
+    finding: "Round robin per packet divides the servers more fairly among clients than least \
+              connections, for most numbers of connections.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -120,7 +119,7 @@ fn draw(run: &mut Run, by: By, each: usize, rounds: &[Round]) {
     let figures: [Figure; 3] = [
         ("Fairness to two clients", ("Jain's index", ""), |round| round.clients),
         ("Fairness to all connections", ("Jain's index", ""), |round| round.connections),
-        ("All together", ("throughput", "Mb/s"), |round| round.bits / 1e6),
+        ("Total throughput", ("throughput", "Mb/s"), |round| round.bits / 1e6),
     ];
     for (title, y, value) in figures {
         let plot = Plot::line(title, ("connections of each client", ""), y).log_x();
@@ -138,13 +137,14 @@ fn check(run: &mut Run, each: usize, ours: &[Round], theirs: &[Round]) {
     ] {
         let (ours, theirs) = (of(ours, what), of(theirs, what));
         let interval = student_95(&ours).hypot(student_95(&theirs));
-        let name = format!("{each} connections a client: Jain's index of {name}, beyond TCP's");
+        let name =
+            format!("{each} connections a client: Jain's index of {name}, minus that of TCP");
         run.at_least(&name, mean(&ours) - mean(&theirs), -interval.max(apart));
     }
     let bits = |rounds: &[Round]| mean_of(rounds, |round| round.bits);
-    let name = format!("{each} connections a client: all together, of TCP's");
+    let name = format!("{each} connections a client: total throughput, relative to TCP");
     run.at_least(&name, bits(ours) / bits(theirs), MIN_SHARE);
-    let name = format!("{each} connections a client: fetches by Trickles that broke");
+    let name = format!("{each} connections a client: failed fetches by Trickles");
     let failed = ours.iter().map(|round| round.failed).sum::<u64>() as f64;
     run.at_most(&name, failed, 0.0);
 }
@@ -184,7 +184,7 @@ impl Cluster {
 
     fn balancer(&self, by: By) -> Result<Balancer<'_>> {
         let gateway = self.world.net.gateway_b();
-        let [b1, b2] = self.world.net.hosts_b() else { bail!("there are two servers") };
+        let [b1, b2] = self.world.net.hosts_b() else { bail!("two servers are expected") };
         let (b1, b2) = (b1.v4(), b2.v4());
         if by == By::Trickles {
             let to = SocketAddrV4::new(SERVICE, PORT);
@@ -240,7 +240,7 @@ impl Cluster {
         flips = flips.min((found.end() / FLIP.as_secs_f64()) as usize);
         run.param("anycast_flips", flips);
         run.at_least("anycast: flips during the download", flips as f64, 5.0);
-        run.at_least("anycast: whole", f64::from(found.whole), 1.0);
+        run.at_least("anycast: complete downloads", f64::from(found.whole), 1.0);
         let name = "anycast: throughput, Mb/s";
         let bits = found.bytes() as f64 * 8.0 / found.end();
         run.at_least(name, bits / 1e6, 20.0);

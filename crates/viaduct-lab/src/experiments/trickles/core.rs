@@ -196,7 +196,7 @@ fn time_of_code(bytes: usize) -> f64 {
     median(&rounds.collect::<Vec<_>>())
 }
 
-/// The single file, as the server sees it.
+/// Site with a single file.
 struct SingleFile {
     found: Found,
 }
@@ -220,7 +220,7 @@ impl Site for SingleFile {
 }
 
 impl Files for SingleFile {
-    /// Leaves `out` as it is: reading files is not part of the core's work.
+    /// Leaves `out` unchanged: reading files is not part of the core's work.
     fn read(&mut self, _file: u64, _offset: u64, _out: &mut [u8]) -> bool {
         true
     }

@@ -19,7 +19,7 @@ use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::user_and_system;
 
 const OBJECT: usize = 500_000;
-/// Requests that are answered again.
+/// Number of recorded requests that are answered again.
 const KEPT: usize = 20_000;
 /// Concurrent clients; the figure's checks use the middle value.
 const CLIENTS: [usize; 3] = [1, 100, 1_000];
@@ -43,7 +43,7 @@ const ALL: [Contender; 3] = [Contender::Trickles, Contender::Udp, Contender::Tcp
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/cpu",
-    title: "Processor time of a server, and what it goes to",
+    title: "Processor time of a server, by purpose",
     figure: "Trickles, Figure 12",
     finding: "Trickles costs more than TCP, evenly split between cryptography and simulating TCP, \
               and does not limit a server at 1 Gb/s.",
@@ -104,7 +104,7 @@ struct Cost {
     cryptography: f64,
     /// Busy cores of the server; not a cost per byte.
     cores: f64,
-    /// Throughput of the clients meanwhile; not a cost per byte.
+    /// Throughput of the clients in the same time; not a cost per byte.
     mbps: f64,
 }
 
@@ -180,9 +180,9 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
     let parts: [(&str, Part); 5] = [
         ("cryptography", |cost| cost.cryptography),
         ("protocol", |cost| cost.protocol),
-        ("the rest of its own", |cost| cost.own - cost.cryptography - cost.protocol),
-        ("the kernel's", |cost| cost.kernel),
-        ("in all", Cost::all),
+        ("other user space", |cost| cost.own - cost.cryptography - cost.protocol),
+        ("kernel", |cost| cost.kernel),
+        ("total", Cost::all),
     ];
     let rates = Plot::histogram(
         &format!("Throughput, {clients} clients"),
@@ -204,17 +204,18 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
 fn check(run: &mut Run, found: &[[Cost; 3]]) {
     let of = |value: &dyn Fn(&[Cost; 3]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let core = |cost: &Cost| cost.cryptography + cost.protocol;
-    let mut judge = |name: &str, values: Vec<f64>, bound| check_mean(run, name, &values, bound);
+    let mut check_each =
+        |name: &str, values: Vec<f64>, bound| check_mean(run, name, &values, bound);
     // In the paper cryptography and protocol take equal time, with AES in software.
     let part = of(&|[plain, ..]| plain.cryptography / core(plain));
-    judge("cryptography, of the core's time", part, Bound::AtMost(0.5));
+    check_each("cryptography, share of the core's time", part, Bound::AtMost(0.5));
     let by_udp = of(&|[_, by_udp, tcp]| by_udp.mbps / tcp.mbps);
-    judge("throughput over TCP's, by UDP", by_udp, Bound::AtLeast(0.9));
+    check_each("throughput by UDP, relative to TCP", by_udp, Bound::AtLeast(0.9));
     let rate = of(&|[plain, _, tcp]| plain.mbps / tcp.mbps);
-    judge("throughput over TCP's", rate, Bound::AtLeast(0.9));
+    check_each("throughput, relative to TCP", rate, Bound::AtLeast(0.9));
     // "Not a server bottleneck even at gigabit speeds": one core suffices.
     let cores = of(&|[plain, ..]| plain.cores);
-    judge("cores that the server takes at this rate", cores, Bound::AtMost(1.0));
+    check_each("cores used by the server at this rate", cores, Bound::AtMost(1.0));
     let dearer = of(&|[plain, _, tcp]| plain.all() / tcp.all());
-    judge("processor time for the same bytes, over TCP's", dearer, Bound::AtMost(MAX_DEARER));
+    check_each("processor time per byte, relative to TCP", dearer, Bound::AtMost(MAX_DEARER));
 }

@@ -7,11 +7,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::experiments::prelude::*;
 
-/// Time without a byte after which TCP's client reconnects. curl itself would wait for seven
-/// seconds, because it averages its speed over several.
+/// Time without a byte after which the TCP client reconnects. curl itself would wait for seven
+/// seconds, because it averages the speed over several seconds.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Result of reading a program's output: its end was reached, or nothing arrived for [`SILENCE`].
+/// Result of reading a program's output: the output ended, or nothing arrived for [`SILENCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Read {
     Ended,
@@ -41,7 +41,7 @@ impl By {
 pub(super) struct Download<'a> {
     pub(super) host: &'a Host,
     pub(super) by: By,
-    /// Delay before TCP's client retries.
+    /// Delay before the TCP client retries.
     pub(super) pause: Duration,
     pub(super) url: &'a str,
     /// Expected content of the file.
@@ -55,9 +55,9 @@ pub(super) struct Download<'a> {
 /// Received bytes and their times.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arrivals {
-    /// Seconds since the beginning, and the bytes received by then.
+    /// Points: seconds since the beginning, and the bytes received until then.
     pub(super) trace: Vec<(f64, u64)>,
-    /// Programs that ended with an error, or were ended because nothing arrived for [`SILENCE`].
+    /// Number of programs that failed, or were killed because nothing arrived for [`SILENCE`].
     pub(super) errors: u32,
     /// True if all bytes arrived unaltered, and the program that received the last ones succeeded.
     pub(super) whole: bool,

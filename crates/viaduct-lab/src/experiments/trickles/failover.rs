@@ -1,14 +1,14 @@
-//! Figure 16: the server is killed in mid-transfer, and restarted or replaced.
+//! Figure 16: the server is killed during a transfer, and restarted or replaced.
 //!
 //! ```text
-//!   a1 curl ══ the link ══ gwb ──── b1 serve    t: kill -9, and restart at once;
+//!   a1 curl ══ the link ══ gwb ──── b1 serve    t: kill -9, and restart immediately;
 //!                             └ ─ ─ b2 serve    or b1's wire fails, and b2 takes over the address
 //! ```
 //!
 //! The TCP client is better than real programs: it resumes where the transfer broke, retries after
-//! 10 ms, and abandons a connection without data for a second. When only the process is killed, its
-//! kernel ends the connection and the client learns of it at once; a client that retries after a
-//! second, as `curl --retry` does, is measured as well. A machine that is gone sends nothing.
+//! 10 ms, and abandons a connection without data for a second. If only the process is killed, the
+//! kernel closes the connection, and the client learns of this immediately; a client that retries
+//! after a second, as `curl --retry` does, is measured as well. A failed machine sends nothing.
 
 use super::download::{Arrivals, By, Download};
 use super::replicas::{Replicas, Service};
@@ -19,21 +19,21 @@ use crate::experiments::prelude::*;
 const RATE: f64 = 200e6;
 const LINK: &str = "rate=200M,delay=2ms,queue=20ms";
 const CLIENTS: usize = 3;
-/// Delay from a machine's death to the takeover of its address: three missed hellos, 33 ms apart.
+/// Delay from a machine's failure to the takeover of its address: three missed hellos, 33 ms apart.
 const NOTICED: Duration = Duration::from_millis(100);
 /// Maximum time without data, in seconds.
 const MAX_GAP: f64 = 1.0;
 /// Maximum time without data relative to that of the TCP clients.
 const SHARE: f64 = 0.5;
-/// Half of the time that is drawn in detail, in seconds. At most a quarter of the drawn time
-/// precedes the death.
+/// Half of the time that is plotted in detail, in seconds. At most a quarter of the plotted time
+/// precedes the failure.
 const AROUND: f64 = 4.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Death {
-    /// The process is killed and restarted at once.
+    /// The process is killed and restarted immediately.
     Restart,
-    /// The machine is gone, and another takes over its address.
+    /// The machine fails, and another one takes over its address.
     Takeover,
 }
 
@@ -62,9 +62,9 @@ struct Client {
 
 const TRICKLES: Client = Client { by: By::Trickles, pause: Duration::ZERO, name: "Trickles" };
 const AT_ONCE: Client =
-    Client { by: By::Tcp, pause: Duration::from_millis(10), name: "TCP that tries again at once" };
+    Client { by: By::Tcp, pause: Duration::from_millis(10), name: "TCP that retries immediately" };
 const RETRIES: Client =
-    Client { by: By::Tcp, pause: Duration::from_secs(1), name: "TCP that tries again after 1 s" };
+    Client { by: By::Tcp, pause: Duration::from_secs(1), name: "TCP that retries after 1 s" };
 
 impl Client {
     fn waits(self) -> bool {
@@ -74,10 +74,10 @@ impl Client {
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/failover",
-    title: "A server that dies in mid-transfer",
+    title: "A server that fails during a transfer",
     figure: "Trickles, Figure 16",
-    finding: "A flow of Trickles goes on with the server's next process as after the loss of some \
-              packets; TCP detects the disconnection, connects anew and ramps up again.",
+    finding: "A Trickles flow continues with the server's next process as if some packets had been \
+              lost; TCP detects the disconnection, reconnects and ramps up again.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -101,32 +101,33 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 let errors = found.iter().map(|one| f64::from(one.errors)).sum();
                 run.at_most(&name, errors, 0.0);
             }
-            let name = format!("{}, {}: transfers that came whole", how.name(), client.name);
+            let name = format!("{}, {}: complete transfers", how.name(), client.name);
             let whole = found.iter().filter(|one| one.whole).count();
             run.at_least(&name, whole as f64, CLIENTS as f64);
         }
         run.at_most(&format!("{}: longest time without data, s", how.name()), gaps[0], MAX_GAP);
         let others = how.clients().iter().zip(&gaps).skip(1);
-        // After a restart, a TCP client that retries at once is at least as fast as Trickles, whose
-        // timer must expire first. So only the client that waits is compared.
+        // After a restart, a TCP client that retries immediately is at least as fast as Trickles,
+        // whose timer must expire first. Therefore only the client that waits is compared.
         for (client, gap) in others.filter(|(client, _)| how == Death::Takeover || client.waits()) {
-            let name = format!("{}: the same, over that of {}", how.name(), client.name);
+            let name =
+                format!("{}: longest time without data, relative to {}", how.name(), client.name);
             run.at_most(&name, gaps[0] / gap, SHARE);
         }
     }
     Ok(())
 }
 
-/// Returns the longest time without data of all clients.
+/// Returns the longest time without data over all clients.
 fn worst(found: &[Arrivals], death: f64) -> f64 {
     found.iter().map(|one| one.gap(death)).fold(0.0, f64::max)
 }
 
-/// Draws the total throughput in bins of 50 ms around the death, and the times without data.
+/// Draws the total throughput in bins of 50 ms around the failure, and the times without data.
 fn draw(run: &mut Run, one: &Transfer, found: &[Arrivals]) {
     let Transfer { how, client, death, .. } = *one;
     let title = format!("Throughput around a {}", how.name());
-    let plot = Plot::line(&title, ("time since the death", "s"), ("throughput", "Mb/s"));
+    let plot = Plot::line(&title, ("time since the failure", "s"), ("throughput", "Mb/s"));
     let series = run.series(&plot, client.name);
     const BIN: f64 = 0.05;
     let bins = (2.0 * AROUND / BIN) as usize;

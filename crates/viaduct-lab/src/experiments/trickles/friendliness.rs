@@ -17,7 +17,7 @@ use crate::emulator::Emulator;
 use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
 
-/// Link with a queue of 100 ms at 100 Mb/s: one product of bandwidth and mean round trip.
+/// Link with a queue of 100 ms at 100 Mb/s: one bandwidth-delay product.
 const LINK: &str = "rate=100M,delay=45ms,queue=1250kB";
 /// Rate of the paper's other links, in bits per second.
 const WIRE: u64 = 1_000_000_000;
@@ -34,7 +34,7 @@ const QUICK_ROUNDS: usize = 2;
 const LEAD: Duration = Duration::from_secs(2);
 /// Makes TCP send packets one by one as they fall due, as the paper's TCP did. Current kernels send
 /// bursts of three or four (TSO sized by the round trip), and then lose more at a full queue than
-/// the flow measured beside them.
+/// the measured flow.
 const ONE_BY_ONE: &str = "link set eth0 gso_max_segs 1";
 /// Buffers for the path and its queue, 2.5 MB, with the kernel's overhead per packet.
 const BUFFERS: [(&str, &str); 2] =
@@ -46,9 +46,9 @@ const APART: f64 = 0.2;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/friendliness",
-    title: "One flow's share among TCP's",
+    title: "Share of one flow among TCP flows",
     figure: "Trickles, Figure 13",
-    finding: "In all cases a flow of Trickles gets about what a flow of TCP gets.",
+    finding: "In all cases, a Trickles flow gets about as much as a TCP flow.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -111,19 +111,19 @@ fn draw(run: &mut Run, arm: Arm, background: usize, flow: &Flow) {
     };
     point(Plot::line("Share of the foreground flow", x, ("share", "%")), 100.0 * flow.share());
     let together = (flow.rates.0 + flow.rates.1) / 1e6;
-    point(Plot::line("All together", x, ("throughput", "Mb/s")), together);
+    point(Plot::line("Total throughput", x, ("throughput", "Mb/s")), together);
     let losses = flow.recoveries / flow.bytes * 1e6;
     point(Plot::line("Losses of the foreground flow", x, ("recoveries", "/MB")), losses);
 }
 
 fn check(run: &mut Run, background: usize, [ours, theirs]: &[Vec<Flow>; 2]) {
     let ratio = |what: fn(&Flow) -> f64| mean_of(ours, what) / mean_of(theirs, what);
-    for (what, ratio) in [("share", ratio(Flow::share)), ("rate at like losses", ratio(Flow::law))]
+    for (what, ratio) in [("share", ratio(Flow::share)), ("rate at equal losses", ratio(Flow::law))]
     {
-        let name = format!("{what} among {background}, of a TCP flow's");
+        let name = format!("{what} among {background}, relative to a TCP flow");
         run.within(&name, ratio, 1.0 - APART, 1.0 + APART);
     }
-    // Rounds have the same round trips in both arms and are compared in pairs.
+    // Each round has the same round trips in both arms, so rounds are compared in pairs.
     let shares: Vec<_> =
         ours.iter().zip(theirs).map(|(ours, theirs)| ours.share() / theirs.share()).collect();
     let name = format!("share_among_{background}_of_tcps_in_pairs_95_percent");

@@ -24,8 +24,8 @@ use crate::experiments::prelude::*;
 const QUEUE: (u16, u32) = (71, 1024);
 /// Connection table of the kernel, for the network namespace of the opening thread.
 const CONNECTIONS: &str = "/proc/thread-self/net/nf_conntrack";
-/// States of closed connections; their timeouts are shortened, because each reading would
-/// otherwise parse thousands of entries.
+/// States of closed connections. Their timeouts are shortened, because otherwise each reading
+/// would parse thousands of entries.
 const OVER: [&str; 2] = ["time_wait", "close"];
 
 /// Least-connections balancer; removed when dropped.
@@ -66,8 +66,8 @@ impl<'a> LeastConnections<'a> {
         let stop = AtomicBool::new(false);
         let dealing = Arc::new(Dealing { stop, waker: Waker::new()?, servers });
         let run = dealing.clone();
-        // If the queue has no reader, SYNs pass unmarked to no server, and the fetches fail
-        // with an error.
+        // If the queue has no reader, SYNs pass unmarked and reach no server, and the fetches
+        // fail with an error.
         let thread = thread::spawn(move || run.run(&queue, connections).unwrap_or_default());
         Ok(LeastConnections { gateway, hold, dealing, thread: Some(thread) })
     }
@@ -76,7 +76,8 @@ impl<'a> LeastConnections<'a> {
 impl Dealing {
     fn run(&self, queue: &NfQueue, mut connections: File) -> io::Result<()> {
         let mut packet = [0; SNAP];
-        // If both servers have equally many connections, the one not chosen last is next.
+        // If both servers have equally many connections, the server that was not chosen last is
+        // next.
         let mut last = 1;
         while !self.stop.load(Ordering::Relaxed) {
             let Some(held) = queue.recv(&mut packet)? else {
@@ -85,7 +86,7 @@ impl Dealing {
             };
             let open = self.open(&mut connections)?;
             last = if open[0] == open[1] { 1 - last } else { usize::from(open[1] < open[0]) };
-            // The connection is in the kernel's table when this returns.
+            // The kernel has added the connection to its table when this call returns.
             queue.verdict(held.id, Verdict::Mark(1 + last as u32))?;
         }
         Ok(())
@@ -112,7 +113,7 @@ impl Drop for LeastConnections<'_> {
     fn drop(&mut self) {
         self.dealing.stop.store(true, Ordering::Relaxed);
         self.dealing.waker.wake();
-        // A panic of the thread was already printed; a failed removal shows in the next step.
+        // A panic of the thread was already printed. If a removal fails, so does the next step.
         let _ = self.thread.take().map(JoinHandle::join);
         let _ = self.gateway.netns().enter(|| self.hold.undo());
         let _ = self.gateway.run("nft", &["delete table ip least"]);

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   1 … 100,000 clients that have each fetched something and are then silent
-//!   up to a million clients in total: the others leave without notice to the server
+//!   up to a million clients in total: the others disappear without notice to the server
 //!   6,000 concurrent downloads
-//!   a further fetch by each of the silent clients
+//!   a further fetch by each silent client
 //! ```
 
 use viaduct_proto::trickles::stream::{Config, State};
@@ -33,7 +33,7 @@ const LARGE: (&str, usize) = ("page", 5_000);
 /// Bytes reserved for the response to a request.
 const RESERVE: u64 = 64 << 10;
 const OBJECT: usize = 500_000;
-/// Maximum ratio of the server's memory to its memory with one client; TCP's ratio must exceed it.
+/// Maximum ratio of the server's memory to its memory with one client. TCP's ratio must be higher.
 const ALIKE: f64 = 1.05;
 /// Maximum bytes of a continuation, not counting its list of losses: the paper's 75.
 const WHOLE: f64 = 75.0;
@@ -45,7 +45,7 @@ const EACH: Duration = Duration::from_millis(2);
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/memory",
-    title: "Memory of a server by how many clients are connected",
+    title: "Memory of a server by number of connected clients",
     figure: "Trickles, Figure 11",
     finding: "TCP's memory grows with the number of clients; Trickles uses a constant, small \
               amount.",
@@ -75,11 +75,11 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     }
     run.param("client_bytes_each", ((lab_memory() - before) / idle.len() as f64).round());
     let million = run.choose(MILLION, QUICK_MILLION);
-    run.step(&format!("until {million} have come"))?;
+    run.step(&format!("until {million} clients have connected"))?;
     each_fetches(&mut clients, &[], million - idle.len(), AfterFetch::Gone)?;
     found.push(resident(&served));
     draw(run, "Trickles", million, resident(&served));
-    run.step(&format!("{downloads} downloads at once"))?;
+    run.step(&format!("{downloads} concurrent downloads"))?;
     let request = get("file");
     let (warm_up, window) = (Duration::from_secs(1), Duration::from_secs(run.choose(6, 1)));
     let fetches = Fetches { request: &request, clients: downloads, warm_up, window };
@@ -89,7 +89,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     run.param("downloads_packets_that_waited_bytes", watched.waiting);
     let active = watched.resident;
     found.push(active);
-    run.step("each of the silent clients fetches something more")?;
+    run.step("a further fetch by each silent client")?;
     each_fetches(&mut clients, &idle, 0, AfterFetch::Silent)?;
     found.push(resident(&served));
     thread::sleep(Duration::from_millis(500));
@@ -100,17 +100,18 @@ fn by_trickles(run: &mut Run) -> Result<()> {
 
 fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
     let (first, most) = (found[0], found.iter().copied().fold(0.0, f64::max));
-    run.at_most("most memory over that with one client", most / first, ALIKE);
+    run.at_most("maximum memory, relative to one client", most / first, ALIKE);
     // A failed client would have ended the experiment, so this is a parameter, not a check.
     run.param("silent_clients_that_went_on", idle);
     run.param("continuations_whole", seen.whole);
     run.param("continuations_deltas", seen.deltas);
-    let name = "bytes of a continuation beside 12 for each loss, at most";
+    let name = "bytes of a continuation, without 12 per loss, maximum";
     run.within(name, seen.longest_whole as f64, 1.0, WHOLE);
-    run.within("bytes of a delta, at most", seen.longest_delta as f64, 1.0, DELTA);
+    run.within("bytes of a delta, maximum", seen.longest_delta as f64, 1.0, DELTA);
 }
 
-/// Measures the same with TCP: the server process's memory plus the kernel's for its sockets.
+/// Measures the same with TCP: memory of the server process, plus the kernel's memory for its
+/// sockets.
 fn by_tcp(run: &mut Run) -> Result<()> {
     let counts: &[usize] = run.choose(&CONNECTIONS, &CONNECTIONS[..2]);
     let most = counts.iter().copied().max().unwrap_or(0) as u64;
@@ -136,7 +137,7 @@ fn by_tcp(run: &mut Run) -> Result<()> {
     let [(few, least), .., (many, last)] = found[..] else { bail!("fewer than two points") };
     let each = (last - least) / (many - few) as f64;
     run.param("tcp_bytes_a_connection", each.round());
-    run.at_least("TCP: memory over that with one client", last / least, ALIKE);
+    run.at_least("TCP: memory, relative to one client", last / least, ALIKE);
     Ok(())
 }
 

@@ -37,8 +37,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/object-size",
     title: "Time for an object by its size, in round trips",
     figure: "Trickles, Figure 10",
-    finding: "Small objects come much sooner than by TCP: data in the SYN are answered at once, \
-              and there are fewer control packets.",
+    finding: "Small objects arrive much sooner than by TCP: data in the SYN are answered \
+              immediately, and there are fewer control packets.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -78,19 +78,20 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Checks `found`: bytes, our round trips, TCP's, and the first answer's bytes over the SYN's.
+/// Checks `found`: object size, round trips with Trickles and with TCP, and size of the first
+/// answer relative to the SYN.
 fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     let at_once = found.iter().filter(|one| one.1 < 1.0 + SLACK).map(|one| one.0);
     let at_once = at_once.max().unwrap_or(0);
-    run.at_least("largest object that came in one round trip, bytes", at_once as f64, MIN_AT_ONCE);
+    run.at_least("largest object received in one round trip, bytes", at_once as f64, MIN_AT_ONCE);
     let small = found.iter().filter(|one| one.0 <= at_once);
-    // If no object came in one round trip, no round trip is saved.
+    // If no object was received in one round trip, no round trip is saved.
     let gain = small.map(|one| one.2 - one.1).reduce(f64::min).unwrap_or(0.0);
-    run.at_least("round trips saved by those, at least", gain, 1.0 - SLACK);
+    run.at_least("round trips saved by such objects, minimum", gain, 1.0 - SLACK);
     let beyond = found.iter().map(|one| one.1 - one.2).fold(f64::NEG_INFINITY, f64::max);
-    run.at_most("round trips more than TCP's at any size", beyond, SLACK);
+    run.at_most("round trips in excess of TCP, maximum over sizes", beyond, SLACK);
     let most = found.iter().map(|one| one.3).fold(0.0, f64::max);
-    run.at_most("bytes of the first answer over the SYN's, at most", most, 1.0);
+    run.at_most("bytes of the first answer relative to the SYN, maximum", most, 1.0);
 }
 
 struct Fetch {
@@ -135,7 +136,7 @@ fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
             }
         }
     }
-    bail!("{} bytes did not come within {LIMIT:?}", content.len())
+    bail!("{} bytes did not arrive within {LIMIT:?}", content.len())
 }
 
 fn ratio(before: Counted, asked: Counted, answered: Counted) -> f64 {

@@ -55,9 +55,9 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/pipelined",
     title: "Ten outstanding requests on one connection",
     figure: "Trickles, Figure 14",
-    finding: "With objects of 250 kB and a round trip of 10 ms Trickles carries 86 Mb/s, and TCP \
-              91. With objects of 20 kB a client with parallel requests is comparable to TCP, and \
-              one with the sockets interface is not.",
+    finding: "With objects of 250 kB and a round trip of 10 ms, Trickles carries 86 Mb/s, and TCP \
+              91. With objects of 20 kB, a client with parallel requests is comparable to TCP, but \
+              a client with the sockets interface is not.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -92,7 +92,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let ratios = |n: usize| -> Vec<f64> {
             found[n].iter().zip(&found[0]).map(|(ours, theirs)| ours / theirs).collect()
         };
-        let name = |what: &str| format!("{} kB, {trip} ms: {what}, of TCP's", size / 1000);
+        let name = |what: &str| format!("{} kB, {trip} ms: {what}, relative to TCP", size / 1000);
         let large = size == LARGE;
         let least = if large { MIN_LARGE } else { MIN_SMALL };
         for (n, what) in [(1, "sockets interface"), (2, "parallel requests")] {
@@ -154,7 +154,7 @@ impl World {
                 asked += 1;
             }
             let read = stream.read(&mut buffer)?;
-            ensure!(read > 0, "the server has ended the connection");
+            ensure!(read > 0, "the server has closed the connection");
             answers.take(&buffer[..read])?;
             window.note(answers.objects());
         }
@@ -214,7 +214,7 @@ const REQUEST: &[u8] = b"GET /object HTTP/1.1\r\nHost: lab\r\n\r\n";
 struct Window {
     begun: Instant,
     times: Times,
-    /// Start of the window, and the objects received by then.
+    /// Start of the window, and the objects received until then.
     first: Option<(Instant, f64)>,
     last: (Instant, f64),
 }

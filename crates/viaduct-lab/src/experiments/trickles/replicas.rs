@@ -34,7 +34,7 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// Routes the service address to this replica from now on.
+    /// Routes the service address to this replica.
     pub(super) fn lead_to(&self, replica: usize) -> Result<()> {
         let via = self.net.hosts_b()[replica].v4();
         Ok(self.net.gateway_b().ip(&[format!("route replace {SERVICE}/32 via {via}")])?)
@@ -70,7 +70,7 @@ impl Replicas {
     }
 }
 
-/// Running server; ends when dropped.
+/// Running server; stopped when dropped.
 pub(super) struct Service {
     process: Process,
     run_dir: PathBuf,

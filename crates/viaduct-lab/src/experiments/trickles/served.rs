@@ -27,15 +27,15 @@ pub(super) fn describe(run: &mut Run, rounds: usize) {
     run.congestion_control(CONGESTION_CONTROL);
 }
 
-/// Server; ends when dropped.
+/// Server; stopped when dropped.
 pub(super) struct Served {
     scratch: Scratch,
     process: Process,
 }
 
 impl Served {
-    /// Starts the server in `host` with no files yet; `options` are additional arguments for
-    /// `viaduct serve`. From then on the host's TCP uses [`CONGESTION_CONTROL`].
+    /// Starts the server in `host`, without files yet; `options` are additional arguments for
+    /// `viaduct serve`. Sets the host's congestion control to [`CONGESTION_CONTROL`].
     pub(super) fn start(host: &Host, options: &[&str]) -> Result<Served> {
         Served::by(Format::Tcp, host, options)
     }

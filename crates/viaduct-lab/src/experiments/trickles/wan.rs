@@ -53,7 +53,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 }
                 ratios.push(ours / theirs);
             }
-            let name = format!("{trip} ms, {loss} % loss: throughput, of TCP's");
+            let name = format!("{trip} ms, {loss} % loss: throughput, relative to TCP");
             check_mean(run, &name, &ratios, Bound::AtLeast(MIN_SHARE));
         }
     }
@@ -77,7 +77,7 @@ fn measure(run: &Run, trip: u64, loss: f64, seed: u64) -> Result<[f64; 2]> {
     let mut clients = Trickles::open(&world.net, to, seed)?;
     let found = [fetches.by_trickles(&mut clients)?, fetches.by_tcp(world.net.a1(), to)?];
     drop(server);
-    ensure!(found.iter().all(|one| one.failed == 0), "a fetch broke");
+    ensure!(found.iter().all(|one| one.failed == 0), "a fetch failed");
     // Throughput per client, pauses between fetches included.
     Ok(found.map(|one| one.mbps() * 1e6 / CLIENTS as f64))
 }

@@ -142,7 +142,7 @@ impl<'a> Client<'a> {
             Err(Fault::Wrong(at)) => {
                 self.flows.remove(&number);
                 self.report.wrong += 1;
-                self.report.fault(|| format!("flow {number}: wrong bytes from byte {at} on"));
+                self.report.fault(|| format!("flow {number}: wrong bytes starting at byte {at}"));
             }
         }
     }

@@ -1,21 +1,21 @@
-//! Bytes of a flow, which follow from its number.
+//! Content of a flow, which is derived from the flow's number.
 
 use viaduct_proto::rng::Rng;
 
-/// Bytes that are generated at once: the payload of one segment.
+/// Bytes that are generated together: the payload of one segment.
 pub(super) const BLOCK: usize = 1_400;
 
-/// Endless content, and a place in it.
+/// Endless content, and a position in this content.
 #[derive(Debug)]
 pub(super) struct Content {
     rng: Rng,
     block: [u8; BLOCK],
-    /// Place in the block; always within it.
+    /// Position in the block; always less than [`BLOCK`].
     at: usize,
 }
 
 impl Content {
-    /// Content of the flow `number`, from its first byte on.
+    /// Creates the content of the flow `number`, positioned at its first byte.
     pub(super) fn of(number: u64) -> Content {
         let mut content = Content { rng: Rng::from_seed(number), block: [0; BLOCK], at: 0 };
         content.rng.fill(&mut content.block);
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_byte_a_lost_byte_and_another_flow_are_found() {
+    fn a_wrong_byte_a_lost_byte_and_another_flow_are_detected() {
         let mut content = Content::of(7);
         let mut bytes = Vec::new();
         while bytes.len() < 3 * BLOCK {

@@ -5,11 +5,11 @@
 //!   client thread                              server thread
 //!     number, length ──────────────────────▶
 //!                    ◀── content of the number    length 0: a block every 20 ms, until the end
-//!                    ◀── end                      otherwise: so many bytes at once
+//!                    ◀── end                      otherwise: that many bytes
 //! ```
 //!
-//! The content follows from the number of the flow, so that bytes of another flow count as
-//! wrong, too.
+//! The content is derived from the number of the flow, so that bytes of another flow count as
+//! wrong as well.
 
 mod client;
 mod content;
@@ -51,7 +51,7 @@ pub struct Traffic {
     pub short_per_second: u32,
 }
 
-/// Running traffic; ends when dropped.
+/// Running traffic; stopped when dropped.
 #[derive(Debug)]
 pub struct Checked {
     state: Arc<State>,
@@ -117,10 +117,10 @@ impl Checked {
     /// closes the paced ones. Fails if a thread has failed.
     pub fn finish(mut self) -> Result<CheckedReport> {
         self.state.stop.store(true, Ordering::Relaxed);
-        let client = self.client.take().context("the clients have ended before")?;
+        let client = self.client.take().context("the clients have already ended")?;
         let mut report = client.join().ok().context("the clients' thread panicked")??;
         self.state.end.store(true, Ordering::Relaxed);
-        let server = self.server.take().context("the server has ended before")?;
+        let server = self.server.take().context("the server has already ended")?;
         let sent = server.join().ok().context("the server's thread panicked")??;
         for (number, sent) in sent {
             let got = report.ended.get(&number).copied();

@@ -18,7 +18,7 @@ use super::{PACE_MS, State, TICK, Totals};
 
 const BACKLOG: u32 = 4096;
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
-/// Event number of the listener; connections have smaller ones.
+/// Event number of the listener; connections have smaller numbers.
 const LISTENER: u64 = u64::MAX;
 
 pub(super) struct Server {
@@ -116,8 +116,8 @@ impl Server {
 }
 
 impl Paced {
-    /// Sends the rest of the block, or what fits into the socket's buffer. An error is ignored,
-    /// because the client notices it, too.
+    /// Sends the rest of the block, as far as it fits into the socket's buffer. Errors are ignored,
+    /// because the client notices them as well.
     fn send(&mut self) {
         if let Ok(sent) = self.stream.write(self.content.next()) {
             self.content.advance(sent);

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   results/*.json ── record ──> figures/<system>.toml ──┐
-//!   (full runs)                  (rows, a check each)    ├── sheet ──> FIGURES.md
+//!   (full runs)                  (rows, one per check)   ├── sheet ──> FIGURES.md
 //!                                figures/FIGURES.md.in ──┘
 //!                                (preface, sections)
 //! ```
@@ -36,9 +36,9 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Reads the rows in `dir` and records in them the results in `results`, if that directory
-    /// exists; `commit` is the measured commit of results that do not name theirs. Nothing is
-    /// written. Fails if a file cannot be read or has an error, or a cell of the sheet is too long.
+    /// Reads the rows in `dir`, and records the results in `results` in these rows, if that
+    /// directory exists. `commit` is the measured commit of results that do not name one. Writes no
+    /// file. Fails if a file cannot be read or has an error, or a cell of the sheet is too long.
     pub fn new(dir: &Path, results: &Path, commit: Option<&str>) -> Result<Figures> {
         let mut systems = rows::load(dir)?;
         let template = dir.join(format!("{SHEET}.in"));
@@ -59,7 +59,8 @@ impl Figures {
         &self.notes
     }
 
-    /// Writes the rows and, beside their directory, FIGURES.md. Returns the changed files.
+    /// Writes the rows, and FIGURES.md into the parent of their directory. Returns the changed
+    /// files.
     pub fn write(&self) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for system in &self.systems {

@@ -4,9 +4,9 @@ use super::rows::{NOT_CHECKED, QUICK, Row, State, System, run_command};
 use crate::experiment::{Bound, Check, Outcome, number};
 use crate::experiments;
 
-/// Records the checks of `outcome`; a check without a row gets one. Rows that were measured later
-/// than `outcome` are not changed. `commit` is used if the result does not name its commit. Returns
-/// notes on the decisions left to the user.
+/// Records the checks of `outcome`, and adds a row for each check without one. Rows that were
+/// measured later than `outcome` are not changed. `commit` is used if the result does not name its
+/// commit. Returns notes on the decisions left to the user.
 pub(super) fn record(
     systems: &mut Vec<System>,
     outcome: &Outcome,
@@ -46,7 +46,7 @@ fn rows_of<'a>(systems: &'a mut Vec<System>, experiment: &str) -> &'a mut Vec<Ro
     &mut systems[index].rows
 }
 
-/// Returns the index of the row of a check: the row whose claim is the name of the check, or else
+/// Returns the index of the row of a check: the row whose claim is the name of the check; otherwise
 /// the family with the longest pattern that matches the name.
 fn place_of(rows: &[Row], experiment: &str, check: &str) -> Option<usize> {
     let own = || rows.iter().enumerate().filter(move |(_, row)| row.experiment == experiment);
@@ -58,7 +58,7 @@ fn place_of(rows: &[Row], experiment: &str, check: &str) -> Option<usize> {
     same.or_else(family).map(|(index, _)| index)
 }
 
-/// Adds a row for a new check after the others of its experiment.
+/// Adds a row for a new check after the other rows of its experiment.
 fn insert(rows: &mut Vec<Row>, outcome: &Outcome, check: &Check) {
     let last = rows.iter().rposition(|row| row.experiment == outcome.experiment);
     let seed = match last {

@@ -34,11 +34,10 @@ pub(super) struct Row {
     pub(super) seed: String,
     /// Name of the check, or a description of the family.
     pub(super) claim: String,
-    /// Pattern of the checks' names, if the claim is not the name of a check; `*` stands for
-    /// anything.
+    /// Pattern of the checks' names, if the claim is not the name of a check; `*` matches any text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checks: Option<String>,
-    /// Bound, as in `>= 0.9`, or a description of it.
+    /// Bound, as in `>= 0.9`, or a description of the bound.
     pub(super) bound: String,
     /// Last value.
     pub(super) last: String,
@@ -127,12 +126,12 @@ struct File {
 }
 
 impl System {
-    /// Returns the path of its file in `dir`.
+    /// Returns the path of the system's file in `dir`.
     pub(super) fn path(&self, dir: &Path) -> PathBuf {
         dir.join(format!("{}.toml", self.name))
     }
 
-    /// Returns the text of its file.
+    /// Returns the text of the system's file.
     pub(super) fn to_text(&self) -> Result<String> {
         let rows = toml::to_string(&File { row: self.rows.clone() })
             .with_context(|| format!("cannot write the rows of {}", self.name))?;

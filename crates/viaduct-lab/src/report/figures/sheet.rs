@@ -63,7 +63,7 @@ fn line(row: &Row) -> Result<String> {
         ensure!(
             fits,
             "{}: a cell has at most {MAX_CELL} characters and no \"|\", this one has {length}: \
-             {cell}; a short claim with the name in `checks` will do",
+             {cell}; use a short claim, and put the name into `checks`",
             row.name()
         );
     }

@@ -18,13 +18,17 @@ fn committed() -> Vec<System> {
 }
 
 #[test]
-fn the_committed_sheet_is_the_one_of_the_committed_rows() {
+fn the_committed_sheet_matches_the_committed_rows() {
     let none = repository("figures/no-results");
     let figures = Figures::new(&repository("figures"), &none, None).unwrap();
     figures.check().unwrap();
     for system in committed() {
         let text = fs::read_to_string(system.path(&repository("figures"))).unwrap();
-        assert!(system.to_text().unwrap() == text, "{}.toml is written otherwise", system.name);
+        assert!(
+            system.to_text().unwrap() == text,
+            "{}.toml is not in its normal form",
+            system.name
+        );
     }
 }
 
@@ -55,7 +59,7 @@ fn no_two_rows_are_the_same_check() {
     for system in committed() {
         for (n, row) in system.rows.iter().enumerate() {
             let same = |other: &Row| other.experiment == row.experiment && other.claim == row.claim;
-            assert!(!system.rows[..n].iter().any(same), "{} is there twice", row.name());
+            assert!(!system.rows[..n].iter().any(same), "{} occurs twice", row.name());
         }
     }
 }
@@ -114,13 +118,13 @@ fn a_row_takes_value_bound_state_day_and_commit_of_its_check() {
     assert_eq!(text.lines().last(), Some(line));
     let recorded = systems.clone();
     assert_eq!(record::record(&mut systems, &result, None), [""; 0]);
-    assert_eq!(systems, recorded, "the commit of a result that is recorded stays");
+    assert_eq!(systems, recorded, "a recorded result keeps its commit");
     record::record(&mut systems, &result, Some("76543210"));
     assert_eq!(systems[0].rows[0].commit.as_deref(), Some("76543210"), "equal value, later commit");
 }
 
 #[test]
-fn a_result_that_is_older_than_a_row_leaves_it() {
+fn a_result_older_than_a_row_is_ignored() {
     let later = Row { date: Some("2026-11-22".into()), ..row("ratio", ">= 0.9") };
     let mut systems = system(vec![later.clone()]);
     record::record(&mut systems, &outcome(vec![check("ratio", 0.1, Bound::AtLeast(0.9))]), None);
@@ -150,7 +154,7 @@ fn a_family_shows_its_lowest_and_highest_value_and_a_new_check_gets_a_row() {
 }
 
 #[test]
-fn a_cell_that_is_too_long_is_refused_with_the_name_of_its_row() {
+fn a_cell_that_is_too_long_is_rejected_with_the_name_of_its_row() {
     let long = "very ".repeat(30);
     let error = sheet::render("{{table maelstrom}}\n", &system(vec![row(&long, ">= 1")]));
     let said = error.unwrap_err().to_string();

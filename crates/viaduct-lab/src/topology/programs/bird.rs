@@ -10,7 +10,7 @@ use super::READY;
 use crate::stop;
 use crate::topology::{Node, Scratch, TopologyError};
 
-/// Running daemon; ends when dropped.
+/// Running daemon; stopped when dropped.
 #[derive(Debug)]
 pub struct Bird {
     _process: Process,

@@ -28,7 +28,7 @@ type Captured = (Vec<Segment>, u64);
 pub struct Segment {
     /// Wall-clock time of the segment.
     pub at: Duration,
-    /// True if the segment left by the interface, false if it arrived.
+    /// True if the segment left through the interface, false if it arrived.
     pub outgoing: bool,
     /// Sequence number of the first byte.
     pub sequence: u32,
@@ -64,7 +64,9 @@ impl Capture {
         let seen = self.thread.take().and_then(|thread| thread.join().ok());
         match seen {
             Some((segments, 0)) => Ok(segments),
-            Some((_, missed)) => Err(answer(&self.node, format!("a capture missed {missed}"))),
+            Some((_, missed)) => {
+                Err(answer(&self.node, format!("a capture missed {missed} segments")))
+            }
             None => Err(answer(&self.node, "the thread of a capture panicked".into())),
         }
     }

@@ -48,7 +48,7 @@ impl Documents {
         &SIZES
     }
 
-    /// Returns the document of `kb` KB, at most the largest.
+    /// Returns the document of `kb` KB, or the largest one if `kb` is larger.
     pub fn of(&self, kb: usize) -> &[u8] {
         &self.bytes[..(kb * 1000).min(self.bytes.len())]
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_documents_are_most_and_the_mean_is_that_of_the_slides() {
+    fn most_documents_are_small_and_the_mean_matches_the_slides() {
         let (documents, mut rng) = (Documents::new(1), Rng::from_seed(1));
         let drawn: Vec<usize> = (0..200_000).map(|_| documents.draw(&mut rng)).collect();
         let mean = drawn.iter().sum::<usize>() as f64 / drawn.len() as f64;

@@ -117,7 +117,7 @@ impl Iperf {
         let report = parse(&said.stdout).map_err(wrong)?;
         match &self.load {
             Load::Tcp { congestion } if *congestion != report.congestion => {
-                Err(wrong(format!("used {} where {congestion} was asked for", report.congestion)))
+                Err(wrong(format!("used {} instead of {congestion}", report.congestion)))
             }
             _ => Ok(report),
         }
@@ -207,7 +207,7 @@ fn lost<'de, D: Deserializer<'de>>(number: D) -> Result<u64, D::Error> {
 }
 
 fn parse(text: &str) -> Result<IperfReport, String> {
-    let json: Json = serde_json::from_str(text).map_err(|e| format!("said no JSON: {e}"))?;
+    let json: Json = serde_json::from_str(text).map_err(|e| format!("printed no JSON: {e}"))?;
     if let Some(error) = json.error {
         return Err(format!("failed: {error}"));
     }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_lost_than_none_are_none() {
+    fn negative_counts_of_lost_packets_become_zero() {
         let report = |lost: &str| {
             let sum =
                 format!("{{\"bits_per_second\": 1e6, \"packets\": 9, \"lost_packets\": {lost}}}");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_cannot_be_reached_is_an_error_that_says_so() {
+    fn an_unreachable_server_is_reported() {
         let world = world();
         world.gateway_a().ip(&["link set wan0 down".into()]).unwrap();
         let text = Iperf::tcp("cubic", 1, 0).run(world.a1(), world.b1()).unwrap_err().to_string();

@@ -44,7 +44,7 @@ pub struct TimedMessages {
     /// Duration of sending.
     pub duration: Duration,
     /// Time that the receiver waits for messages in flight at the end.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Port of the receiver.
     pub port: u16,
 }
@@ -74,12 +74,12 @@ const HEADER: usize = 16;
 impl TimedMessages {
     /// Returns the messages of the paper's section 5.2: 1024 bytes at 0.1 Mb/s.
     pub fn paper(carrier: Carrier, duration: Duration) -> TimedMessages {
-        let patience = Duration::from_secs(5);
-        TimedMessages { carrier, size: 1024, bits_per_second: 1e5, duration, patience, port: 6000 }
+        let timeout = Duration::from_secs(5);
+        TimedMessages { carrier, size: 1024, bits_per_second: 1e5, duration, timeout, port: 6000 }
     }
 
     /// Sends the messages from `from` to `to` and waits for the last. Returns the messages sent, in
-    /// order, also after Ctrl-C. Fails if a socket cannot be created or the connection breaks.
+    /// order, even after Ctrl-C. Fails if a socket cannot be created or the connection breaks.
     pub fn run(&self, from: &Host, to: &Host) -> Result<Vec<Message>, TopologyError> {
         let address = SocketAddr::new(to.v4().into(), self.port);
         let origin = Instant::now();
@@ -167,7 +167,7 @@ impl TimedMessages {
         let mut message = vec![0; self.size.max(HEADER)];
         let mut latencies = vec![None; self.count()];
         let mut missing = self.count();
-        let mut end = origin.elapsed() + self.duration + self.patience;
+        let mut end = origin.elapsed() + self.duration + self.timeout;
         while missing > 0 {
             if stop::is_requested() {
                 // After a stop, wait only briefly for messages in flight.
@@ -265,8 +265,8 @@ mod tests {
 
     fn stream(carrier: Carrier) -> TimedMessages {
         let duration = Duration::from_millis(500);
-        let patience = Duration::from_millis(300);
-        TimedMessages { bits_per_second: 1e6, patience, ..TimedMessages::paper(carrier, duration) }
+        let timeout = Duration::from_millis(300);
+        TimedMessages { bits_per_second: 1e6, timeout, ..TimedMessages::paper(carrier, duration) }
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
         let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
         for carrier in [Carrier::Tcp { congestion: "cubic".into() }, Carrier::Udp] {
             let messages = stream(carrier).run(world.a1(), world.b1()).unwrap();
-            assert_eq!(messages.len(), 61, "half a second of one each 8.192 ms");
+            assert_eq!(messages.len(), 61, "one message every 8.192 ms for half a second");
             assert!(messages.iter().all(|m| m.latency.is_some()));
             let paced = messages[60].sent.abs_diff(Duration::from_micros(60 * 8192));
             assert!(paced < Duration::from_millis(100), "{paced:?}");
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_udp_loses_has_no_latency() {
+    fn messages_that_udp_loses_have_no_latency() {
         let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
         let messages = thread::scope(|scope| {
             let run = scope.spawn(|| stream(Carrier::Udp).run(world.a1(), world.b1()));

@@ -111,7 +111,7 @@ fn serve(node: &Node, mut command: Command, port: u16) -> Result<Process, Topolo
 }
 
 /// Returns whether a socket in `node` listens on TCP `port`. Reads the kernel's tables instead
-/// of connecting, since a server for a single connection would take the probe for its client.
+/// of connecting, since a server for a single connection would mistake the probe for its client.
 pub(crate) fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError> {
     let tables = node.netns().enter(|| {
         let read = |name| fs::read_to_string(format!("/proc/thread-self/net/{name}"));

@@ -1,5 +1,5 @@
-//! Programs that carry TCP over a bad link in their own protocols: hysteria 2, in sing-box, and
-//! kcptun. Each has a client beside the connecting host and a server beside the target host.
+//! Programs that carry TCP over a lossy link in their own protocols: hysteria 2, in sing-box, and
+//! kcptun. Each has a client on the connecting host and a server on the target host.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const SERVER: u16 = 7_443;
 /// Start-up time allowed for a UDP server, which has no observable ready state.
 const BEGINS: Duration = Duration::from_millis(1_500);
 
-/// Running client and server; both end when dropped.
+/// Running client and server; both are stopped when dropped.
 #[derive(Debug)]
 pub struct PeerTunnel {
     client: Process,
@@ -130,7 +130,7 @@ fn certificate(host: &Host, dir: &Path) -> Result<(), TopologyError> {
     if said.success {
         return Ok(());
     }
-    Err(super::answer(host, format!("openssl made no certificate: {}", said.stderr.trim())))
+    Err(super::answer(host, format!("openssl created no certificate: {}", said.stderr.trim())))
 }
 
 fn hysteria_server(dir: &Path) -> String {

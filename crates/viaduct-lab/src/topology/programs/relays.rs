@@ -22,7 +22,7 @@ pub enum Software {
     Varnish,
 }
 
-/// Running relay; ends when dropped.
+/// Running relay; stopped when dropped.
 #[derive(Debug)]
 pub struct Relay {
     process: Process,

@@ -1,6 +1,6 @@
-//! Load of requests as by Web Polygraph. The request times form a Poisson process, independent of
-//! earlier requests and their answers. The sizes of the documents follow Zipf's law. Each request
-//! uses a connection of its own.
+//! Load of requests like that of Web Polygraph. The request times form a Poisson process,
+//! independent of earlier requests and their answers. The sizes of the documents follow Zipf's law.
+//! Each request uses a connection of its own.
 //!
 //! ```text
 //!   due at t1, t2, t3, …  ── connect · GET · read to the end ──▶  a proxy, or the server itself
@@ -27,8 +27,8 @@ pub struct Requests {
     /// Duration of the load.
     pub duration: Duration,
     /// Time limit of a document, after which it counts as not arrived.
-    pub patience: Duration,
-    /// Address the client connects to: a proxy, the server, or the end of a tunnel to it.
+    pub timeout: Duration,
+    /// Address that the client connects to: a proxy, the server, or the near end of a tunnel.
     pub to: SocketAddr,
     /// Address of the server, as in URLs.
     pub server: SocketAddr,
@@ -51,12 +51,12 @@ pub struct Request {
     pub time: Option<Duration>,
 }
 
-/// Maximum concurrent requests; beyond it the load ends with an error.
+/// Maximum number of concurrent requests; a load that exceeds it fails.
 const MAX_IN_FLIGHT: usize = 2000;
 
 impl Requests {
-    /// Makes the requests in `from` and waits for the last. Returns every request made, in order;
-    /// after Ctrl-C those made until then. Fails if more than 2000 are in progress at once, which
+    /// Sends the requests from `from` and waits for the last. Returns every request sent, in order;
+    /// after Ctrl-C, those sent until then. Fails if more than 2000 requests are in progress, which
     /// means that the server does not answer.
     pub fn run(&self, from: &Host, documents: &Documents) -> Result<Vec<Request>, TopologyError> {
         let made = from.netns().enter(|| thread::scope(|scope| self.make(scope, documents)))?;
@@ -98,7 +98,7 @@ impl Requests {
                 under_way -= 1;
             }
             if under_way > MAX_IN_FLIGHT {
-                return Err(format!("more than {MAX_IN_FLIGHT} requests are under way at once"));
+                return Err(format!("more than {MAX_IN_FLIGHT} requests are in progress"));
             }
         }
         drop(done);
@@ -109,7 +109,7 @@ impl Requests {
     /// Requests a document; returns the times to its first and last byte.
     fn ask(&self, number: usize, document: &[u8]) -> io::Result<(Duration, Duration)> {
         let begin = Instant::now();
-        let mut stream = TcpStream::connect_timeout(&self.to, self.patience)?;
+        let mut stream = TcpStream::connect_timeout(&self.to, self.timeout)?;
         stream.set_nodelay(true)?;
         let path = format!("/{}?{}-{number}", document.len() / 1000, self.seed);
         let url = match self.proxied {
@@ -123,7 +123,7 @@ impl Requests {
         let (mut got, mut first) = (Vec::new(), None);
         let mut buffer = [0; 16 << 10];
         while !is_whole(&got, document.len()) {
-            let left = self.patience.saturating_sub(begin.elapsed());
+            let left = self.timeout.saturating_sub(begin.elapsed());
             if left.is_zero() || stop::is_requested() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -169,14 +169,14 @@ mod tests {
     use crate::topology::{Dumbbell, DumbbellSpec, Journal};
 
     #[test]
-    fn a_load_has_the_configured_rate_and_every_document_is_whole() {
+    fn a_load_has_the_configured_rate_and_every_document_is_complete() {
         let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
         let documents = Documents::new(1);
         let server = WebServer::with_documents(world.b1(), &documents).unwrap();
         let load = |port| Requests {
             rate: 100.0,
             duration: Duration::from_secs(2),
-            patience: Duration::from_secs(5),
+            timeout: Duration::from_secs(5),
             to: SocketAddr::new(world.b1().v4().into(), port),
             server: server.address(),
             proxied: false,

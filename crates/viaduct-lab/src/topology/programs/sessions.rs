@@ -29,7 +29,7 @@ pub const ECHO_BYTES: usize = 100;
 const TICK: Duration = Duration::from_millis(100);
 const CONNECT: Duration = Duration::from_secs(20);
 
-/// Server of sessions. Its threads end when it is dropped.
+/// Server of sessions. Dropping it stops its threads.
 #[derive(Debug)]
 pub struct SessionServer {
     address: SocketAddr,
@@ -154,7 +154,7 @@ pub fn fetch(from: &Host, to: SocketAddr, bytes: u64) -> Result<Duration, Topolo
 }
 
 /// Sends 100 bytes from `from` every `interval` for `duration`, without waiting for answers.
-/// Returns the time until each came back; `None` for those not back two seconds after the end.
+/// Returns the time until each echo; `None` for echoes missing two seconds after the end.
 pub fn echo(
     from: &Host,
     to: SocketAddr,

@@ -1,4 +1,4 @@
-//! Debian's Squid as a child cache, as its parent, or as a cache beside a proxy. The configuration
+//! Debian's Squid as a child cache, as its parent, or as a cache next to a proxy. The configuration
 //! consists of the files of `examples/squid/` and a few additional lines for a short-lived world.
 //! Of these files, at most the address of the child's parent is changed.
 
@@ -43,10 +43,10 @@ shutdown_lifetime 0 seconds
 ";
 
 /// Start command with a private /dev/shm, because Squid's shared memory would otherwise remain
-/// after it is killed.
+/// after Squid is killed.
 const ALONE: &str = "mount -t tmpfs tmpfs /dev/shm && exec squid -N -d1 -n \"$0\" -f \"$1\"";
 
-/// Running Squid; ends when dropped.
+/// Running Squid; stopped when dropped.
 #[derive(Debug)]
 pub struct Squid {
     host: Host,
@@ -54,7 +54,7 @@ pub struct Squid {
     _scratch: Scratch,
 }
 
-/// Running Squid that caches for a proxy; ends when dropped.
+/// Running Squid that caches for a proxy; stopped when dropped.
 #[derive(Debug)]
 pub struct SquidCache {
     _process: Process,
@@ -91,8 +91,7 @@ impl Squid {
         Self::start(host, "parent", PARENT, connections)
     }
 
-    /// Starts a cache in `node` with `cache.conf`, for a proxy on the same machine. It ends when
-    /// the returned value is dropped.
+    /// Starts a cache in `node` with `cache.conf`, for a proxy on the same machine.
     pub fn cache(node: &Node) -> Result<SquidCache, TopologyError> {
         let (process, scratch) = launch(node, "cache", &(CACHE.to_owned() + CACHING), CACHE_PORT)?;
         Ok(SquidCache { _process: process, _scratch: scratch })
@@ -157,14 +156,14 @@ mod tests {
     use crate::topology::{Dumbbell, DumbbellSpec, Journal};
 
     #[test]
-    fn the_example_of_a_child_goes_through_the_tunnel_and_nowhere_else() {
+    fn the_child_example_uses_only_the_tunnel() {
         assert_eq!(CHILD.lines().filter(|line| line.starts_with("cache_peer")).count(), 1);
         assert!(CHILD.contains(THROUGH_TUNNEL));
         assert!(CHILD.lines().any(|line| line == "never_direct allow all"));
     }
 
     #[test]
-    fn documents_come_whole_through_a_child_and_its_parent() {
+    fn documents_arrive_complete_through_a_child_and_its_parent() {
         let spec = DumbbellSpec { hosts: 2, ..DumbbellSpec::default() };
         let world = Dumbbell::build(&spec, &Journal::new()).unwrap();
         let (documents, origin) = (Documents::new(1), world.b1());
@@ -176,7 +175,7 @@ mod tests {
             let load = Requests {
                 rate: 50.0,
                 duration: Duration::from_secs(1),
-                patience: Duration::from_secs(5),
+                timeout: Duration::from_secs(5),
                 to: child.address(),
                 server: server.address(),
                 proxied: true,

@@ -91,7 +91,10 @@ impl WebServer {
         let (served, arrived) = (read(self.scratch.path().join("file"))?, read(got)?);
         if served != arrived {
             let lengths = format!("{} bytes of {}", arrived.len(), served.len());
-            return Err(answer(from, format!("curl got another file than was served: {lengths}")));
+            return Err(answer(
+                from,
+                format!("curl received a file that differs from the served one: {lengths}"),
+            ));
         }
         let times: Option<Vec<f64>> = said.stdout.split(' ').map(|t| t.parse().ok()).collect();
         match times.as_deref() {
@@ -100,7 +103,7 @@ impl WebServer {
                 time: Duration::from_secs_f64(*total),
                 first_byte: Duration::from_secs_f64(*first),
             }),
-            _ => Err(answer(from, format!("curl said {:?}, not two times", said.stdout))),
+            _ => Err(answer(from, format!("curl printed {:?}, not two times", said.stdout))),
         }
     }
 }
@@ -146,7 +149,7 @@ mod tests {
     use crate::topology::{Dumbbell, DumbbellSpec, Journal};
 
     #[test]
-    fn a_download_is_what_was_served_and_its_files_go_with_the_server() {
+    fn a_download_equals_the_served_file_and_the_files_are_removed() {
         let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
         let server = WebServer::start(world.b1(), 1_000_000, 1).unwrap();
         let download = server.download(world.a1(), Duration::from_secs(10)).unwrap();

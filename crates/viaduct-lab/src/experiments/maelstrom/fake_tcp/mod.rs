@@ -46,7 +46,7 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/fake-tcp",
     title: "Datagrams in packets that look like TCP, through NAT and strict connection tracking",
     figure: "beyond Maelstrom: networks that drop UDP",
-    finding: "The paper says nothing of such networks; a connection of phantun ends when its \
+    finding: "The paper does not discuss such networks; a connection of phantun ends when its \
               addresses or ports change.",
 };
 
@@ -86,9 +86,13 @@ fn goodput(run: &mut Run, iperf: &Iperf, rounds: usize) -> Result<()> {
     }
     draw(run, "1 % loss", &flows);
     let ratio = |property: fn(&Flow) -> f64| ratio(&flows, property);
-    let name = "1 % loss: goodput by fake TCP over UDP";
+    let name = "1 % loss: goodput by fake TCP, relative to UDP";
     run.at_least(name, ratio(|flow| flow.rate), MIN_GOODPUT);
-    run.at_most("1 % loss: CPU-s per GB by fake TCP over UDP", ratio(|flow| flow.cpu), MAX_CPU);
+    run.at_most(
+        "1 % loss: CPU-s per GB by fake TCP, relative to UDP",
+        ratio(|flow| flow.cpu),
+        MAX_CPU,
+    );
     Ok(())
 }
 
@@ -123,8 +127,12 @@ fn datagrams(run: &mut Run) -> Result<()> {
     let flows = <[Vec<Flow>; 2]>::try_from(flows).expect("one for each transport");
     draw(run, "datagrams at 200 Mb/s", &flows);
     run.at_least("datagrams: Mb/s by fake TCP", rate, MIN_MBIT);
-    run.at_most("datagrams: segments that connection tracking calls invalid", invalid as f64, 0.0);
-    let name = "datagrams: CPU-s per GB by fake TCP over UDP";
+    run.at_most(
+        "datagrams: segments that connection tracking classifies as INVALID",
+        invalid as f64,
+        0.0,
+    );
+    let name = "datagrams: CPU-s per GB by fake TCP, relative to UDP";
     run.at_most(name, ratio(&flows, |flow| flow.cpu), MAX_CPU);
     Ok(())
 }
@@ -139,8 +147,8 @@ fn found(run: &mut Run, times: usize, times_one_way: usize) -> Result<()> {
         run.step(&format!("UDP is dropped, {} of {}", n + 1, times + times_one_way))?;
         let arm = Arm { drops_udp: false, ..FAKE_TCP };
         let world = World::start(run, CLEAN, &GatewaySpec::default(), arm, run.seed() + n as u64)?;
-        // The outage begins at a random time between two reports, which gateways send once
-        // a second.
+        // The outage begins at a random time between two of the gateways' reports, which are sent
+        // once a second.
         let found = world.time_to_fake_tcp(Duration::from_secs_f64(1.0 + rng.unit()), from)?;
         let name = from.map_or("in both directions", |_| "in one direction");
         run.plot_point(&plot, name, (n as f64 + 1.0, found));
@@ -148,8 +156,8 @@ fn found(run: &mut Run, times: usize, times_one_way: usize) -> Result<()> {
         *longest = longest.max(found);
     }
     let [both, one] = longest;
-    run.at_most("from UDP dropped to an answer by fake TCP, at most, s", both, MAX_FOUND);
-    let name = "from UDP dropped in one direction to an answer by fake TCP, at most, s";
+    run.at_most("from UDP dropped to an answer by fake TCP, maximum, s", both, MAX_FOUND);
+    let name = "from UDP dropped in one direction to an answer by fake TCP, maximum, s";
     run.at_most(name, one, MAX_FOUND);
     Ok(())
 }
@@ -163,7 +171,7 @@ fn started(run: &mut Run, times: usize) -> Result<()> {
         let world = World::start(run, CLEAN, &GatewaySpec::default(), FAKE_TCP, seed)?;
         longest = longest.max(world.started);
     }
-    let name = "from the start of the gateways to a session by fake TCP, at most, s";
+    let name = "from the start of the gateways to a session by fake TCP, maximum, s";
     run.at_most(name, longest.as_secs_f64(), MAX_FOUND);
     Ok(())
 }

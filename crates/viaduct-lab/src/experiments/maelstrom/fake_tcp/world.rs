@@ -1,4 +1,4 @@
-//! Gateways beside a middlebox.
+//! Two sites with gateways, and a middlebox between them.
 
 use std::net::SocketAddr;
 
@@ -43,7 +43,7 @@ pub(super) struct Flow {
 
 impl World {
     /// Builds the network with this link, and starts gateways with `spec` and `arm`. Fails if the
-    /// gateways do not come to use the expected transport: fake TCP if UDP is dropped, otherwise
+    /// gateways do not use the expected transport in time: fake TCP if UDP is dropped, otherwise
     /// UDP.
     pub(super) fn start(
         run: &Run,
@@ -95,15 +95,15 @@ impl World {
         })
     }
 
-    /// Processor time of both gateways.
+    /// Returns the processor time of both gateways.
     fn cpu(&self) -> Duration {
         let pids = [self.gateways.a.pid(), self.gateways.b.pid()].into_iter().flatten();
         pids.map(|pid| cpu_time(pid.as_raw_pid().cast_unsigned())).sum()
     }
 
-    /// Drops UDP after `delay`, under light traffic: all of it, or that which arrives at the
-    /// middlebox's device `from`. Returns the seconds until the middlebox has
-    /// seen the first datagram of gateway B by fake TCP, which answers one of gateway A.
+    /// Drops UDP after `delay`, under light traffic: all UDP packets, or only those that arrive at
+    /// the middlebox's device `from`. Returns the seconds until the middlebox has seen the first
+    /// answer of gateway B by fake TCP.
     pub(super) fn time_to_fake_tcp(&self, delay: Duration, from: Option<&str>) -> Result<f64> {
         let interval = Duration::from_millis(10);
         let count = ((delay + FOUND_TIMEOUT / 2).as_secs_f64() / interval.as_secs_f64()) as u32;

@@ -6,12 +6,12 @@ use std::net::{TcpListener, TcpStream};
 use super::{Bench, MAX_FROM_EXEC, START_TIMEOUT, megabytes, millis};
 use crate::experiments::prelude::*;
 
-/// Hops that are defined.
+/// Number of defined hops.
 const HOPS: u16 = 1_000;
 /// Port of the first hop; each hop has its own.
 const FIRST_PORT: u16 = 20_000;
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7002);
-/// Bound: megabytes of the agent while no hop runs.
+/// Maximum memory of the agent while no hop runs, in megabytes.
 const MAX_AGENT: f64 = 50.0;
 
 /// Measures an agent of [`HOPS`] hops, and starts `used` of them.
@@ -47,24 +47,24 @@ fn start_some(
         stop::check()?;
         let hop = SocketAddr::new(SERVER.ip(), FIRST_PORT + n);
         let time = millis(bench.node.netns().enter(|| onward(hop, &server))??);
-        run.plot_point(&times, "SYN to onward SYN", (n.into(), time));
+        run.plot_point(&times, "SYN to outbound SYN", (n.into(), time));
         cold.push(time);
     }
     let running = children_memory(agent.process().id())?;
     run.plot_point(memory, "all processes, by hops that run", (used.into(), running));
-    let name = "1,000 hops on demand: SYN to onward SYN of a cold hop, median, ms";
+    let name = "1,000 hops on demand: SYN to outbound SYN of a cold hop, median, ms";
     run.at_most(name, median(&cold), MAX_FROM_EXEC);
     Ok(())
 }
 
 /// Connects to a hop. Returns the time until the server has accepted the hop's connection, whose
-/// handshake takes no time on this host.
+/// handshake takes a negligible time on this host.
 fn onward(hop: SocketAddr, server: &TcpListener) -> Result<Duration> {
     let begun = Instant::now();
     let connect = thread::spawn(move || TcpStream::connect_timeout(&hop, START_TIMEOUT));
     server.accept()?;
     let took = begun.elapsed();
-    // The hop keeps running after this: it ends only when it has been idle for `--idle-exit`.
+    // The hop keeps running: it exits only after it has been idle for `--idle-exit`.
     connect.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
     Ok(took)
 }
@@ -78,13 +78,13 @@ fn agent(bench: &Bench, hops: u16) -> Result<Proxy> {
     Proxy::hop_agent(&bench.node, &text, &["--idle-exit", "10m"])
 }
 
-/// Memory of a process in megabytes, after its start.
+/// Returns the memory of a process in megabytes, half a second after its start.
 fn settled(process: u32) -> Result<f64> {
     thread::sleep(Duration::from_millis(500));
     megabytes(process, "VmRSS")
 }
 
-/// Memory of a process and its children in megabytes; shared pages count once for all.
+/// Returns the memory of a process and its children in megabytes. Shared pages count once.
 fn children_memory(process: u32) -> Result<f64> {
     let all = super::children(process)?.into_iter().chain([process]);
     let share = |process: u32| -> Result<f64> {

@@ -16,7 +16,7 @@ const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval of a client's attempts to reach the proxy.
 const EVERY: Duration = Duration::from_micros(200);
-/// Idle time after which a proxy on demand ends.
+/// Idle time after which a proxy on demand exits.
 const IDLE: &str = "200ms";
 /// Maximum milliseconds from exec to the first answer.
 const MAX_FROM_EXEC: f64 = 12.0;
@@ -68,13 +68,13 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
     run.at_most("resident memory of an idle proxy, MB", most, MAX_RESIDENT);
     let own = resident.iter().find(|(when, _)| *when == OWN).map_or(f64::NAN, |(_, of)| *of);
-    run.at_most("memory of an idle proxy that is its own, MB", own, MAX_OWN);
+    run.at_most("private memory of an idle proxy, MB", own, MAX_OWN);
     run.step("1,000 hops on demand")?;
     hops::measure(run, &bench, run.choose(1_000, 20))
 }
 
 /// Label of the memory that only the proxy itself uses: the anonymous pages of an idle proxy.
-const OWN: &str = "idle, its own alone";
+const OWN: &str = "idle, private";
 
 /// Median times in milliseconds.
 struct Times {
@@ -162,7 +162,7 @@ impl Bench {
     fn wait_until_alone(&self, parent: &Process) -> Result<()> {
         let is_alone = || children(parent.id()).is_ok_and(|children| children.is_empty());
         let alone = stop::wait_until(START_TIMEOUT, Duration::from_millis(10), is_alone)?;
-        ensure!(alone, "a proxy on demand does not end when it is idle");
+        ensure!(alone, "a proxy on demand does not exit when it is idle");
         Ok(())
     }
 
@@ -189,12 +189,12 @@ impl Bench {
             (OWN, anonymous),
             ("idle, on demand", fresh),
             ("idle, the parent on demand", megabytes(parent.id(), "VmRSS")?),
-            ("at its most, while it starts", most),
+            ("maximum, during the start", most),
         ])
     }
 }
 
-/// Server that echoes one byte per connection; ends when dropped.
+/// Server that echoes one byte per connection; stopped when dropped.
 struct Echo {
     listener: TcpListener,
     thread: Option<thread::JoinHandle<()>>,
@@ -224,7 +224,7 @@ impl Drop for Echo {
     }
 }
 
-/// Makes a prepared proxy begin; returns the current time.
+/// Executes the proxy that [`Bench::prepare`] has prepared; returns the current time.
 fn begin(proxy: &mut Process) -> Result<Instant> {
     let mut stdin = proxy.stdin.take().context("the proxy's standard input is not piped")?;
     let begun = Instant::now();
@@ -239,7 +239,7 @@ fn millis(time: Duration) -> f64 {
 fn children(process: u32) -> Result<Vec<u32>> {
     let mut all = Vec::new();
     for task in fs::read_dir(format!("/proc/{process}/task"))? {
-        // The thread may have ended meanwhile.
+        // The thread may have ended in the meantime.
         let text = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         all.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
     }

@@ -36,8 +36,8 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     ensure!(status.peers[0].lanes_down == 0, "lanes are down: {:?}", status.peers);
     let panicked = begun + PANIC.1;
     let own = || sent.iter().filter(|of| of.lane % 2 == 1);
-    // Repairs of packets sent shortly before the panic are missing as well. The start of the
-    // process takes some time, which delays the panic.
+    // Repairs of packets sent shortly before the panic are missing as well. The panic occurs later
+    // than `panicked` by the time that the process takes to start.
     let near = |at: Instant| at + Duration::from_millis(300) > panicked && at < panicked + NEAR;
     let lost: Vec<_> = own().filter(|of| !of.has_arrived && near(of.at)).map(|of| of.at).collect();
     let runs = lost.chunk_by(|before, after| *after - *before < APART);
@@ -52,8 +52,8 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Two losses that are this far apart belong to different outages: without repairs, 5 of the
-/// packets sent in this time are lost on average.
+/// Minimum time between two losses of different outages: without repairs, 5 of the packets sent in
+/// this time are lost on average.
 const APART: Duration = Duration::from_millis(250);
-/// Time after the panic in which losses may be due to it.
+/// Time after the panic in which losses are attributed to the panic.
 const NEAR: Duration = Duration::from_millis(2_000);

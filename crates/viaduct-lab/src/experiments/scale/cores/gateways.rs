@@ -4,14 +4,14 @@ use super::rounded;
 use crate::experiments::prelude::*;
 use crate::topology::cpu_time;
 
-/// Rate of all flows together, in bits of payload a second.
+/// Total rate of all flows, in bits of payload per second.
 const RATE: u64 = 1_600_000_000;
 /// Number of flows. Each flow has its own pair of hosts, so that the flows are distributed over the
 /// workers.
 const FLOWS: usize = 8;
 /// MTU of the hosts, and of a WAN that leaves room for repairs.
 const MTU: (u32, u32) = (1500, 1700);
-/// Maximum CPU time for a byte with two workers, relative to one.
+/// Maximum CPU time per byte with two workers, relative to one.
 const COST: f64 = 1.05;
 /// Minimum rate of delivered bytes with two workers, relative to one.
 const DELIVERED: f64 = 0.98;
@@ -21,9 +21,9 @@ const PROTECTED: f64 = 0.99;
 /// Results with one number of workers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
-    /// CPU-seconds of both gateways for 10^9 bytes.
+    /// CPU-seconds of both gateways per GB.
     cost: f64,
-    /// Bits a second.
+    /// Bits per second.
     rate: f64,
     /// Share of the packets that were protected.
     protected: f64,
@@ -53,8 +53,16 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
         let ratios: Vec<f64> = two.iter().zip(one).map(|(two, one)| of(two) / of(one)).collect();
         median(&ratios)
     };
-    run.at_most("two workers: CPU time a byte over one worker's", ratio(|of| of.cost), COST);
-    run.at_least("two workers: delivered over one worker's", ratio(|of| of.rate), DELIVERED);
+    run.at_most(
+        "two workers: CPU time per byte, relative to one worker",
+        ratio(|of| of.cost),
+        COST,
+    );
+    run.at_least(
+        "two workers: bytes delivered, relative to one worker",
+        ratio(|of| of.rate),
+        DELIVERED,
+    );
     for (name, found) in [("one worker", one), ("two workers", two)] {
         let protected = median_of(found, |of| of.protected);
         run.at_least(&format!("{name}: packets protected"), protected, PROTECTED);

@@ -9,10 +9,10 @@ use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/cores",
-    title: "A gateway with several workers, and one with a single worker",
+    title: "A gateway with several workers, compared with a single worker",
     figure: "beyond Maelstrom: more than one processor",
-    finding: "The cost of a packet does not depend on the number of workers, and a worker that \
-              fails takes the repairs of its lanes away for less than a second.",
+    finding: "The cost of a packet does not depend on the number of workers, and a failed worker \
+              interrupts the repairs of its lanes for less than a second.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

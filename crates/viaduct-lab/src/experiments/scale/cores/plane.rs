@@ -30,7 +30,7 @@ const BATCH: usize = 256;
 /// Time between two batches, for 100,000 packets a second.
 const STEP: Span = Span::from_micros(2_560);
 const LEN: usize = 1_200;
-/// Batches of a slice: the arms take turns slice by slice.
+/// Batches per slice. The arms alternate slice by slice.
 const SLICE: usize = 20;
 /// Maximum cost of a packet, relative to that of one worker with the same lanes.
 const COST: f64 = 1.1;
@@ -45,7 +45,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let mut arms = arms.by_ref().collect::<Result<Vec<_>>>()?;
     let mut times = vec![Vec::new(); arms.len()];
     for slice in 0..slices {
-        // The arms take turns at being first.
+        // Each slice begins with another arm.
         for turn in 0..arms.len() {
             let at = (slice + turn) % arms.len();
             let time: Duration = (0..SLICE).map(|_| arms[at].batch()).sum();
@@ -61,7 +61,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
         run.param(&format!("{lanes} lanes, {workers} workers: ns a packet"), rounded(cost));
         if *workers > 1 {
             let ratios: Vec<f64> = own.iter().zip(&times[1]).map(|(own, one)| own / one).collect();
-            let name = format!("{workers} workers: cost a packet over one worker's");
+            let name = format!("{workers} workers: cost per packet, relative to one worker");
             run.at_most(&name, median(&ratios), COST);
         }
     }
@@ -96,12 +96,12 @@ impl Arm {
         Ok(arm)
     }
 
-    /// Index of the worker that handles a lane's packets.
+    /// Returns the index of the worker that handles a lane's packets.
     fn worker(&self, lane: u8) -> usize {
         usize::from(self.lanes.lane(lane)) % self.workers.len()
     }
 
-    /// Passes a batch of packets; returns the CPU time that the workers have taken.
+    /// Passes a batch of packets; returns the CPU time used by the workers.
     fn batch(&mut self) -> Duration {
         self.now += STEP;
         let now = self.now;
@@ -169,7 +169,7 @@ impl Arm {
 }
 
 fn plane(number: u8, lanes: LaneCount, shares: Shares) -> Result<Plane> {
-    // Each plane begins sessions of its own, with other keys.
+    // Each plane has sessions of its own, with different keys.
     static SEED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     let rng = Mutex::new(Rng::from_seed(SEED.fetch_add(1, Ordering::Relaxed)));
     let entropy: Entropy = Arc::new(move |out: &mut [u8]| {
@@ -201,7 +201,7 @@ fn address(number: u8) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, number + 1], 7400))
 }
 
-/// Packet `number`, from site A if `leaves`, otherwise from site B.
+/// Builds packet `number`, from site A if `leaves`, otherwise from site B.
 fn packet(number: u64, leaves: bool) -> Vec<u8> {
     let mut packet = vec![number as u8; LEN];
     let [a, b] = [number / 2 % 8, number / 16 % 8].map(|host| host as u8 + 1);
@@ -219,7 +219,7 @@ fn packet(number: u64, leaves: bool) -> Vec<u8> {
     packet
 }
 
-/// CPU time of this thread.
+/// Returns the CPU time of this thread.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)

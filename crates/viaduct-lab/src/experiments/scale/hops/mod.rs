@@ -1,6 +1,6 @@
 //! Choice of hops. Measured in virtual time: distance of the chosen routes from the best ones,
 //! stability of the choice, and distribution of the load. Measured with real programs
-//! ([`overlay`]): the same distance, and the time until a dead hop is avoided.
+//! ([`overlay`]): the same distance, and the time until a failed hop is avoided.
 //!
 //! ```text
 //!   64 nodes on a plane, a fifth of the paths detours; one node chooses hops towards 40 servers
@@ -34,15 +34,15 @@ const SHARED_SERVERS: usize = 20;
 /// Load of one flow on a hop.
 const FLOW: f64 = 0.01;
 const MAX_OVER_FAIR: f64 = 1.3;
-/// Seconds within which a dead hop is avoided.
+/// Maximum seconds until a failed hop is avoided.
 const AVOIDED: f64 = 2.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/hops",
-    title: "Hops that are chosen by measurements: near the best, steady, evenly loaded",
+    title: "Choice of hops by measurements: near-optimal, stable, evenly loaded",
     figure: "Miniproxy, sections 3, 4 and 7 (beyond its figures)",
-    finding: "Proxies at the right places save up to 37.5 % of the time to the first byte, also \
-              with detours; the paper leaves the choice of places to a future orchestration.",
+    finding: "Proxies at the right places save up to 37.5 % of the time to the first byte, even \
+              with detours; the paper leaves their placement to a future orchestration.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -57,7 +57,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(seeds + 2 + matrices);
     nearness(run, seeds)?;
     run.step("jitter")?;
-    steadiness(run, minutes)?;
+    stability(run, minutes)?;
     run.step("equal hops")?;
     shares(run, minutes);
     real(run, matrices, rounds)
@@ -67,7 +67,7 @@ fn at(seconds: f64) -> VirtualTime {
     VirtualTime::ZERO + Duration::from_secs_f64(seconds)
 }
 
-/// Placement that knows the round trips from all nodes of `places`.
+/// Creates a placement that knows the round trips from all nodes of `places`.
 fn informed(places: &Places, seed: u64) -> Placement {
     let config = Config { explore_every: None, ..Config::default() };
     let mut placement = Placement::new(config, seed);
@@ -98,7 +98,7 @@ fn nearness(run: &mut Run, seeds: usize) -> Result<()> {
 
 /// Counts changes of routes while round trips are measured with jitter, and looks for routes
 /// through a hop that has failed.
-fn steadiness(run: &mut Run, minutes: u32) -> Result<()> {
+fn stability(run: &mut Run, minutes: u32) -> Result<()> {
     let places = Places::new(run.seed(), NODES, SERVERS);
     let mut placement = informed(&places, run.seed());
     let mut rng = Rng::from_seed(run.seed());
@@ -115,7 +115,7 @@ fn steadiness(run: &mut Run, minutes: u32) -> Result<()> {
     }
     let most = switches.into_iter().max().unwrap_or_default();
     let rate = f64::from(most) / f64::from(minutes);
-    run.at_most("switches a minute of a route, the most", rate, MAX_SWITCHES_PER_MINUTE);
+    run.at_most("route changes per minute, maximum", rate, MAX_SWITCHES_PER_MINUTE);
     let dead = routes.iter().flat_map(|route| route.hops()).next();
     ensure!(dead.is_some(), "no route uses a hop");
     placement.update(places.mesh(|| 1.0, dead));
@@ -132,8 +132,8 @@ fn steadiness(run: &mut Run, minutes: u32) -> Result<()> {
     Ok(())
 }
 
-/// Lets many nodes choose among equal hops, whose loads they learn once a second. The loads at the
-/// end are checked.
+/// Lets many nodes choose among equal hops, whose loads the nodes learn once a second. Checks the
+/// loads at the end.
 fn shares(run: &mut Run, minutes: u32) {
     let hops = 1..=EQUAL;
     let placement = |seed| {
@@ -146,7 +146,7 @@ fn shares(run: &mut Run, minutes: u32) {
     };
     let mut all: Vec<Placement> = (0..SHARERS).map(|n| placement(run.seed() + n)).collect();
     let mut loads = [0.0; EQUAL + 1];
-    let plot = Plot::line("Load of equal hops", ("time", "s"), ("load over the mean", ""));
+    let plot = Plot::line("Load of equal hops", ("time", "s"), ("load, relative to the mean", ""));
     for second in 0..60 * minutes {
         let mut next = [0.0; EQUAL + 1];
         for placement in &mut all {
@@ -167,7 +167,7 @@ fn shares(run: &mut Run, minutes: u32) {
         }
     }
     run.at_most(
-        "load of the most loaded of equal hops over the mean",
+        "load of the most loaded of equal hops, relative to the mean",
         over_fair(&loads),
         MAX_OVER_FAIR,
     );
@@ -177,7 +177,7 @@ fn shares(run: &mut Run, minutes: u32) {
 fn real(run: &mut Run, matrices: usize, rounds: usize) -> Result<()> {
     let (mut over_best, mut over_direct, mut avoided) = (Vec::new(), Vec::new(), Vec::new());
     let mut failed = 0;
-    let seeds = (run.seed()..).filter(|seed| overlay::is_of_use(*seed)).take(matrices);
+    let seeds = (run.seed()..).filter(|seed| overlay::is_useful(*seed)).take(matrices);
     for (n, seed) in (1..).zip(seeds) {
         run.step(&format!("namespaces, matrix {n}"))?;
         let found = overlay::measure(seed, rounds, run.journal())?;
@@ -188,26 +188,28 @@ fn real(run: &mut Run, matrices: usize, rounds: usize) -> Result<()> {
     }
     let share = plot_ratios(run, "Time to the first byte, measured", &over_best, &over_direct);
     run.at_least("in namespaces: share of flows within 5 % of the best", share, MIN_NEAR);
-    ensure!(!avoided.is_empty(), "no flow went by a hop");
+    ensure!(!avoided.is_empty(), "no flow used a hop");
     let last = avoided.into_iter().fold(0.0, f64::max);
-    run.at_most("in namespaces: from the death of a hop to the last late flow, s", last, AVOIDED);
+    run.at_most("in namespaces: from the failure of a hop to the last late flow, s", last, AVOIDED);
     run.at_most("in namespaces: flows that failed", failed as f64, 0.0);
     Ok(())
 }
 
-/// Plots times to the first byte relative to those of the best routes and of the direct ones.
-/// Returns the share of those that are near the best.
+/// Plots times to the first byte relative to those of the best and of the direct routes. Returns
+/// the share of times that are near those of the best routes.
 fn plot_ratios(run: &mut Run, title: &str, over_best: &[f64], over_direct: &[f64]) -> f64 {
     let plot = Plot::histogram(title, ("", ""), ("ratio", ""));
-    let quantiles = [("median", 0.5), ("95 of 100", 0.95), ("largest", 1.0)];
-    for (name, ratios) in [("over the best", over_best), ("over the direct path", over_direct)] {
+    let quantiles = [("median", 0.5), ("95th percentile", 0.95), ("largest", 1.0)];
+    for (name, ratios) in
+        [("relative to the best", over_best), ("relative to the direct path", over_direct)]
+    {
         run.plot_bars(&plot, name, quantiles.map(|(of, q)| (of, quantile(ratios, q))));
     }
     let near = over_best.iter().filter(|ratio| **ratio <= NEAR).count();
     near as f64 / over_best.len() as f64
 }
 
-/// Ratio of the largest load to the mean; infinite if no flow goes through a hop.
+/// Returns the ratio of the largest load to the mean; infinite if no flow uses a hop.
 fn over_fair(loads: &[f64; EQUAL + 1]) -> f64 {
     let fair = loads.iter().sum::<f64>() / EQUAL as f64;
     let largest = loads.iter().copied().fold(0.0, f64::max);

@@ -17,17 +17,18 @@ use crate::topology::Mesh;
 
 const NODES: u8 = 8;
 const SERVERS: u8 = 5;
-/// Minimum number of servers that hops help in a measured matrix.
+/// Minimum number of servers in a measured matrix that benefit from hops.
 const MIN_HELPED: usize = 2;
-/// A server is helped if the best route takes less than this share of the direct route's time.
+/// A server benefits from hops if the best route takes less than this share of the direct route's
+/// time.
 const CLEARLY: f64 = 0.9;
 /// Port of the servers.
 const SERVICE: u16 = 8080;
 /// Interval between flows to one server.
 const EVERY: Duration = Duration::from_millis(500);
-/// Time within which the first proxy knows all round trips, and has chosen.
+/// Time for the first proxy to learn all round trips and to choose.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// Interval at which flows begin around the death of a hop.
+/// Interval at which flows begin around the failure of a hop.
 const EVERY_AT_DEATH: Duration = Duration::from_millis(100);
 /// Time in which these flows begin.
 const WATCHED: Duration = Duration::from_secs(5);
@@ -39,11 +40,11 @@ const LATE: Duration = Duration::from_millis(100);
 /// Measurements of one matrix.
 #[derive(Default)]
 pub(super) struct Found {
-    /// Times to the first byte, relative to those of the best route by the model.
+    /// Times to the first byte, relative to that of the best route according to the model.
     pub(super) over_best: Vec<f64>,
-    /// Times to the first byte, relative to those of the direct route.
+    /// Times to the first byte, relative to that of the direct route.
     pub(super) over_direct: Vec<f64>,
-    /// Seconds from the death of a hop to the beginning of the last late flow; `None` if no flow
+    /// Seconds from the failure of a hop to the beginning of the last late flow; `None` if no flow
     /// used a hop.
     pub(super) avoided_after: Option<f64>,
     /// Number of failed flows, without those that began before the hop was completely down.
@@ -77,9 +78,9 @@ struct Death {
     done: Instant,
 }
 
-/// Returns whether hops are of use in the matrix of this seed: the best routes to at least
+/// Returns whether hops are useful in the matrix of this seed: the best routes to at least
 /// [`MIN_HELPED`] servers lead through hops and are clearly shorter than the direct ones.
-pub(super) fn is_of_use(seed: u64) -> bool {
+pub(super) fn is_useful(seed: u64) -> bool {
     let places = places(seed);
     let is_helped = |server: &usize| {
         places.best_ms(*server) < CLEARLY * places.first_byte_ms(Route::Direct, *server)
@@ -91,7 +92,7 @@ fn places(seed: u64) -> Places {
     Places::new(seed, NODES.into(), SERVERS.into()).symmetric()
 }
 
-/// Measures `rounds` flows to each server of the matrix of this seed, and the death of a hop.
+/// Measures `rounds` flows to each server of the matrix of this seed, and the failure of a hop.
 pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Found> {
     let mut real = Real::start(seed, journal)?;
     real.warm_up()?;
@@ -107,7 +108,7 @@ pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Fou
     }
     if let Some((hop, server)) = real.hop_in_use()? {
         let (flows, death) = real.kill(hop, server)?;
-        // A flow that was connected through the hop ends with it.
+        // Flows that were already connected through the hop fail together with the hop.
         found.failed += failures(flows.iter().filter(|flow| flow.begun >= death.done));
         let direct = real.places.first_byte_ms(Route::Direct, server);
         let limit = Duration::from_secs_f64(direct / 1e3) + LATE;
@@ -159,7 +160,7 @@ impl Real {
         let at = SocketAddr::new(host.v4().into(), HOP);
         let to = SocketAddr::new(self.mesh.servers()[server].v4().into(), SERVICE);
         let header = emit(&Addresses { onward: Onward::Direct, ..Addresses::new(at, to) });
-        first_byte(host, at, &header).context("a flow of a hop's own failed")?;
+        first_byte(host, at, &header).context("a hop's own flow failed")?;
         Ok(())
     }
 
@@ -185,7 +186,7 @@ impl Real {
         })
     }
 
-    /// Finds a hop that the first proxy has chosen, and the server for which it has chosen the hop.
+    /// Finds a hop that the first proxy has chosen, and the server to which the hop leads.
     fn hop_in_use(&self) -> Result<Option<(usize, usize)>> {
         let proxy = self.proxies[0].as_ref().context("the first proxy runs")?;
         let status: Value = daemon::status(&proxy.directory().join(format!("proxy-{HOP}.sock")))?;
@@ -224,7 +225,7 @@ fn failures<'a>(flows: impl IntoIterator<Item = &'a Flow>) -> usize {
     errors.inspect(|why| eprintln!("a flow failed: {why:#}")).count()
 }
 
-/// Route whose last node is `node`.
+/// Returns the route whose last node is `node`.
 fn only(node: usize) -> Route {
     if node == 0 { Route::Direct } else { Route::One(node) }
 }

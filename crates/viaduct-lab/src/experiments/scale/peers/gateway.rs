@@ -9,11 +9,11 @@ use crate::experiments::prelude::*;
 use crate::gateways::random_key;
 use crate::topology::{Usage, cpu_time};
 
-/// Peers in the config.
+/// Number of peers in the config.
 const PEERS: usize = 4_096;
-/// Rate of the flow, in bits a second.
+/// Rate of the flow, in bits per second.
 const RATE: u64 = 500_000_000;
-/// Maximum CPU time for a byte, relative to that with one peer.
+/// Maximum CPU time per byte, relative to that with one peer.
 const COST: f64 = 1.1;
 /// Maximum seconds until the session with the peer that exists is up.
 const START: f64 = 3.0;
@@ -23,7 +23,7 @@ const RESIDENT: f64 = 16.0 * 1024.0;
 const PAGE: f64 = 1.0;
 /// Address of the metrics.
 const METRICS: &str = "127.0.0.1:9464";
-/// Time after the start in which the handshakes with peers that do not answer are most frequent.
+/// Time after the start in which handshakes with the unreachable peers are most frequent.
 const SETTLE: Duration = Duration::from_secs(12);
 
 /// Measured values of a gateway.
@@ -31,9 +31,9 @@ const SETTLE: Duration = Duration::from_secs(12);
 struct Found {
     /// Seconds until the session is up.
     start: f64,
-    /// CPU-seconds a second without traffic.
+    /// CPU-seconds per second without traffic.
     idle: f64,
-    /// CPU-seconds for 10^9 bytes.
+    /// CPU-seconds per GB.
     cost: f64,
     resident: f64,
     /// Seconds and bytes of a page of metrics.
@@ -64,15 +64,15 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
         }
     }
     let ratios: Vec<f64> = many.iter().zip(&one).map(|(many, one)| many.cost / one.cost).collect();
-    let name = "4,096 in the config, one of them with traffic: CPU time a byte over one peer's";
+    let name = "4,096 configured peers, one with traffic: CPU time per byte, relative to one peer";
     run.at_most(name, median(&ratios), COST);
     let of = |property: fn(&Found) -> f64| median_of(&many, property);
     let more = of(|found| found.resident) - median_of(&one, |found| found.resident);
-    run.at_most("4,096 in the config: seconds until the session is up", of(|f| f.start), START);
-    let name = "4,096 in the config: resident bytes for each, without traffic";
+    run.at_most("4,096 configured peers: seconds until the session is up", of(|f| f.start), START);
+    let name = "4,096 configured peers: resident bytes per peer without traffic";
     run.at_most(name, more / (PEERS - 1) as f64, RESIDENT);
-    run.at_most("4,096 in the config: seconds of a scrape", of(|f| f.scrape.0), PAGE);
-    run.at_most("4,096 in the config: seconds of `viaduct status`", of(|f| f.status), PAGE);
+    run.at_most("4,096 configured peers: seconds of a scrape", of(|f| f.scrape.0), PAGE);
+    run.at_most("4,096 configured peers: seconds of `viaduct status`", of(|f| f.status), PAGE);
     for (name, value) in [
         ("CPU-seconds a GB, one peer", median_of(&one, |found| found.cost)),
         ("CPU-seconds a GB, 4,096 peers", of(|found| found.cost)),
@@ -118,14 +118,14 @@ fn measure(run: &Run, others: &str, seconds: u32) -> Result<Found> {
     let mut status = std::process::Command::new(binary()?);
     status.args(["status", "--name", "site-a", "--run-dir"]).arg(gateways.directory());
     let said = status.output().context("cannot run `viaduct status`")?;
-    ensure!(!said.stdout.is_empty(), "`viaduct status` says nothing");
+    ensure!(!said.stdout.is_empty(), "`viaduct status` prints nothing");
     let status = begun.elapsed().as_secs_f64();
     gateways.a.stop()?;
     gateways.b.stop()?;
     Ok(Found { start, idle, cost, resident, scrape, status })
 }
 
-/// Length of the page of metrics.
+/// Returns the length of the page of metrics.
 fn scrape() -> Result<usize> {
     let mut stream = TcpStream::connect(METRICS)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -136,8 +136,8 @@ fn scrape() -> Result<usize> {
     Ok(page.len())
 }
 
-/// Tables of `count` peers that do not answer. Their prefixes are not adjacent, so that the taps'
-/// filters cannot merge any of them.
+/// Returns config tables of `count` unreachable peers. Their prefixes are not adjacent, so that the
+/// taps' filters cannot merge them.
 fn peers(count: usize) -> Result<String> {
     let mut tables = String::new();
     for n in 0..count {

@@ -7,8 +7,8 @@
 //!   Replay     packets, datagrams ─▶ hub      timed by the thread's clock
 //! ```
 //!
-//! A state machine with the same entropy does the same with the same inputs, so that the second hub
-//! opens the datagrams that were sealed for the first one.
+//! With the same entropy and the same inputs, a state machine behaves identically. The second hub
+//! can therefore open the datagrams that were sealed for the first hub.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -35,7 +35,7 @@ pub(super) const BATCH: usize = 256;
 pub(super) const STEP: Duration = Duration::from_micros(2_560);
 /// Length of the packets in bytes.
 pub(super) const LEN: usize = 1_200;
-/// Memory of the hub for packets: that of the default `memory`.
+/// Memory of the hub for packets: the default of `memory`.
 const MEMORY: usize = 32 << 20;
 /// Maximum time until all sessions are up.
 const HANDSHAKES: Duration = Duration::from_secs(60);
@@ -44,9 +44,9 @@ const HANDSHAKES: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 enum Input {
     /// Packet to a peer.
-    Leaves(u32),
+    Outgoing(u32),
     /// Packet from a peer.
-    Comes(u32),
+    Incoming(u32),
     /// Datagram from a peer.
     Datagram(u32, Box<[u8]>),
 }
@@ -58,13 +58,13 @@ pub(super) struct Batch {
     inputs: Vec<Input>,
 }
 
-/// Recorded inputs: those until all sessions are up, and those of each pattern.
+/// Recorded inputs: the handshakes until all sessions are up, and the inputs of each pattern.
 #[derive(Debug)]
 pub(super) struct Recording {
     peers: usize,
     handshakes: Vec<Batch>,
     pub(super) patterns: Vec<Vec<Batch>>,
-    /// Packets that the hub has protected until the end.
+    /// Number of packets that the hub protected during the recording.
     protected: u64,
 }
 
@@ -121,7 +121,7 @@ impl Recorder {
         })
     }
 
-    /// Gives the hub the datagrams that the spokes have sent, and a packet to or from each of
+    /// Passes to the hub the datagrams that the spokes have sent, and a packet to or from each of
     /// `peers`. Returns these inputs.
     fn step(&mut self, peers: &[usize]) -> Batch {
         self.now += STEP;
@@ -138,11 +138,11 @@ impl Recorder {
             if leaves {
                 self.hub.handle_outgoing(now, now, &mut packet.clone());
                 self.spokes[n].handle_incoming(now, now, &mut packet);
-                inputs.push(Input::Leaves(n as u32));
+                inputs.push(Input::Outgoing(n as u32));
             } else {
                 self.spokes[n].handle_outgoing(now, now, &mut packet.clone());
                 self.hub.handle_incoming(now, now, &mut packet);
-                inputs.push(Input::Comes(n as u32));
+                inputs.push(Input::Incoming(n as u32));
             }
             self.deadlines.set(n, now);
         }
@@ -182,15 +182,15 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Replays a batch; returns the CPU time that the hub has taken.
+    /// Replays a batch; returns the CPU time used by the hub.
     pub(super) fn run(&mut self, batch: &Batch) -> Duration {
         let now = batch.at;
         let mut buffers = self.buffers.iter_mut();
         let mut datagrams = Vec::new();
         for input in &batch.inputs {
             match input {
-                Input::Leaves(n) | Input::Comes(n) => {
-                    let leaves = matches!(input, Input::Leaves(_));
+                Input::Outgoing(n) | Input::Incoming(n) => {
+                    let leaves = matches!(input, Input::Outgoing(_));
                     let buffer = buffers.next().expect("a buffer for each packet of a batch");
                     self.packets.write(*n as usize, leaves, buffer);
                 }
@@ -201,13 +201,13 @@ impl Replay {
         let begin = thread_time();
         for input in &batch.inputs {
             match input {
-                Input::Leaves(_) => {
+                Input::Outgoing(_) => {
                     buffers
                         .next()
                         .into_iter()
                         .for_each(|of| self.hub.handle_outgoing(now, now, of));
                 }
-                Input::Comes(_) => {
+                Input::Incoming(_) => {
                     buffers
                         .next()
                         .into_iter()
@@ -227,14 +227,14 @@ impl Replay {
         thread_time() - begin
     }
 
-    /// Checks that this hub has done the same as the recorded one.
+    /// Checks that this hub has protected as many packets as the recorded hub.
     pub(super) fn check(&self, of: &Recording) -> Result<()> {
         let (own, recorded) = (protected(&self.hub), of.protected);
         ensure!(own == recorded, "the replayed hub has protected {own} packets, not {recorded}");
         Ok(())
     }
 
-    /// Bytes of memory that the hub holds for packets.
+    /// Returns the bytes of memory that the hub uses for packets.
     pub(super) fn memory(&self) -> usize {
         self.hub.memory()
     }
@@ -265,7 +265,7 @@ impl Packets {
     }
 }
 
-/// Plane of the hub, which is site 0.
+/// Creates the plane of the hub, which is site 0.
 fn hub(peers: usize) -> Result<Plane> {
     plane(0, (0..peers).map(|n| peer(1 + n, n, peers)).collect())
 }
@@ -284,9 +284,9 @@ fn plane(number: usize, peers: Vec<PeerConfig>) -> Result<Plane> {
     Plane::new(local, peers, Instant::ZERO).context("a plane of the lab")
 }
 
-/// Config of the peer that is site `number`, for use by its partner. The partner of a spoke is
-/// the hub (site 0); the partner of the hub is the spoke `n` (site `1 + n`). The partner has
-/// `peers` peers.
+/// Returns the config of site `number` as a peer, for the config of its partner. The partner of a
+/// spoke is the hub (site 0); the partner of the hub is the spoke `n` (site `1 + n`). The partner
+/// has `peers` peers.
 fn peer(number: usize, n: usize, peers: usize) -> PeerConfig {
     let prefix = |number| vec![format!("{}/24", site(number)).parse().expect("a prefix")];
     let partner = if number == 0 { 1 + n } else { 0 };
@@ -313,17 +313,17 @@ fn secret(number: usize) -> SecretKey {
     SecretKey::from_bytes(bytes)
 }
 
-/// Network of a site, a /24.
+/// Returns the /24 network of a site.
 fn site(number: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x0a00_0000 | (number as u32) << 8)
 }
 
-/// Address of a site's gateway.
+/// Returns the address of a site's gateway.
 fn address(number: usize) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::from_bits(0xc612_0000 + number as u32), 7400))
 }
 
-/// Site whose gateway has this address.
+/// Returns the site whose gateway has this address.
 fn number(address: SocketAddr) -> usize {
     match address {
         SocketAddr::V4(v4) => (v4.ip().to_bits() - 0xc612_0000) as usize,
@@ -331,7 +331,7 @@ fn number(address: SocketAddr) -> usize {
     }
 }
 
-/// CPU time of this thread.
+/// Returns the CPU time of this thread.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replay_does_what_was_recorded() {
+    fn a_replay_protects_the_recorded_packets() {
         let recording = Recording::new(5, 200, 1).unwrap();
         let mut replay = Replay::new(&recording).unwrap();
         assert!(replay.check(&recording).is_err(), "the handshakes alone");

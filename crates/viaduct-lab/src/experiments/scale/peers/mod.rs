@@ -11,16 +11,16 @@ use crate::experiments::prelude::*;
 
 /// Numbers of peers.
 const PEERS: [usize; 4] = [1, 64, 1_024, 4_096];
-/// Batches of a slice: the arms take turns slice by slice.
+/// Batches per slice. The hubs alternate slice by slice.
 const SLICE: usize = 20;
 /// Maximum cost of a packet, relative to that of a hub with one peer.
 const COST: f64 = 1.1;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/peers",
-    title: "A gateway with 4,096 peers, and one with a single peer",
+    title: "A gateway with 4,096 peers, compared with a single peer",
     figure: "beyond Maelstrom: hubs of many sites",
-    finding: "A packet should cost the same however many peers a gateway has.",
+    finding: "The cost of a packet should not depend on the number of peers.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -50,8 +50,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     gateway::run(run)
 }
 
-/// Replays a pattern in slices, each to all hubs. Returns the seconds of each hub's slices, without
-/// those of the first quarter.
+/// Replays a pattern in slices, each to all hubs. Returns the seconds of each hub's slices, except
+/// for the first quarter.
 fn replay(
     recordings: &[Recording],
     hubs: &mut [Replay],
@@ -60,7 +60,7 @@ fn replay(
 ) -> Vec<Vec<f64>> {
     let mut times = vec![Vec::new(); hubs.len()];
     for slice in 0..slices {
-        // The hubs take turns at being first.
+        // Each slice begins with another hub.
         for turn in 0..hubs.len() {
             let at = (slice + turn) % hubs.len();
             let batches = &recordings[at].patterns[pattern][slice * SLICE..][..SLICE];
@@ -90,7 +90,8 @@ fn report(run: &mut Run, peers: &[usize], pattern: Pattern, times: &[Vec<f64>]) 
         run.param(&format!("{many} peers, {}: ns a packet", pattern.name()), rounded(cost));
         if x > 0 {
             let ratios: Vec<f64> = own.iter().zip(&times[0]).map(|(own, one)| own / one).collect();
-            let name = format!("{many} peers, {}: cost a packet over one peer's", pattern.name());
+            let name =
+                format!("{many} peers, {}: cost per packet, relative to one peer", pattern.name());
             run.at_most(&name, median(&ratios), COST);
         }
     }

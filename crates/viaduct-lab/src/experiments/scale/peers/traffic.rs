@@ -7,17 +7,17 @@ use viaduct_proto::rng::Rng;
 pub(super) enum Pattern {
     /// None: only reports keep the sessions alive.
     Idle,
-    /// All packets are of the first peer.
+    /// All packets belong to the first peer.
     One,
-    /// Each train of packets is of a random peer; all peers are equally likely.
+    /// Each train of packets belongs to a random peer; all peers are equally likely.
     Trains,
-    /// Each packet is of a random peer; the share of the n-th peer is proportional to 1/n.
+    /// Each packet belongs to a random peer; the share of the n-th peer is proportional to 1/n.
     Zipf,
-    /// Each packet is of a random peer; all peers are equally likely.
+    /// Each packet belongs to a random peer; all peers are equally likely.
     Uniform,
 }
 
-/// Packets of a train: a window of TCP.
+/// Packets per train: a TCP window.
 pub(super) const TRAIN: usize = 32;
 
 impl Pattern {
@@ -25,7 +25,7 @@ impl Pattern {
     pub(super) const ALL: [Pattern; 5] =
         [Pattern::Idle, Pattern::One, Pattern::Trains, Pattern::Zipf, Pattern::Uniform];
 
-    /// Name for display.
+    /// Returns the name for display.
     pub(super) fn name(self) -> &'static str {
         match self {
             Pattern::Idle => "idle",
@@ -37,13 +37,13 @@ impl Pattern {
     }
 }
 
-/// Source of peers, from a seed.
+/// Generator of the packets' peers, from a seed.
 #[derive(Debug)]
 pub(super) struct Traffic {
     pattern: Pattern,
     peers: usize,
     rng: Rng,
-    /// Sums of the shares of the first peers, for [`Pattern::Zipf`].
+    /// Cumulative shares of the peers, for [`Pattern::Zipf`].
     shares: Vec<f64>,
     /// Peer of the current train, and the number of packets left in it.
     train: (usize, usize),
@@ -59,7 +59,7 @@ impl Traffic {
         Traffic { pattern, peers, rng: Rng::from_seed(seed), shares, train: (0, 0) }
     }
 
-    /// Peers of the next `count` packets.
+    /// Returns the peers of the next `count` packets.
     pub(super) fn next(&mut self, count: usize) -> Vec<usize> {
         match self.pattern {
             Pattern::Idle => Vec::new(),
@@ -95,7 +95,8 @@ impl Traffic {
 mod tests {
     use super::*;
 
-    /// Packets of each peer among 100,000, and the number of changes from one peer to another.
+    /// Returns the number of packets of each peer among 100,000, and the number of changes from one
+    /// peer to another.
     fn counted(pattern: Pattern) -> (Vec<usize>, usize) {
         let peers = Traffic::new(pattern, 100, 7).next(100_000);
         let mut counts = vec![0; 100];

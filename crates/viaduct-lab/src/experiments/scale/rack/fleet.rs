@@ -1,4 +1,4 @@
-//! Configs of the members from etcd, which stops for a while and returns without data.
+//! Configs of the members from etcd, which is stopped for a while and restarted without data.
 
 use std::cell::Cell;
 
@@ -19,12 +19,12 @@ pub(super) struct Fleets {
     processes: Vec<Process>,
     scratch: Scratch,
     node: Node,
-    /// Number of times that etcd was started, each time without its former data.
+    /// Number of starts of etcd; each start begins without data.
     starts: usize,
 }
 
 impl Fleets {
-    /// Starts etcd and the processes, which replace the configs of all members.
+    /// Starts etcd, and the processes, which then replace the configs of all members.
     pub(super) fn start(lab: &Lab) -> Result<Fleets> {
         let (scratch, node) = (Scratch::new()?, lab.world.sites[0].inner.clone());
         let mut fleets = Fleets { etcd: None, processes: Vec::new(), scratch, node, starts: 0 };
@@ -84,7 +84,7 @@ impl Fleets {
     }
 }
 
-/// Configs of all members.
+/// Returns the configs of all members.
 pub(super) fn configs(lab: &Lab) -> Result<Vec<String>> {
     let all = lab.gateways.sites.iter().flatten();
     all.map(|gateway| Ok(fs::read_to_string(gateway.config())?)).collect()

@@ -5,8 +5,8 @@
 //!               └ BGP, BFD ┘ └ BGP, BFD ┘
 //! ```
 //!
-//! Datagrams go from A to B in all slices. On a link without losses each missing datagram is due to
-//! the routing; on a link with losses, to missing repairs.
+//! Datagrams go from A to B in all slices. A missing datagram indicates a failure of routing on a
+//! link without losses, and a missing repair on a link with losses.
 
 mod fleet;
 mod proxies;
@@ -57,7 +57,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let mut lab = Lab::start(run)?;
     let mut found = Found::default();
     for n in 0..repeats {
-        // Each member of the sender's site and of the receiver's fails in turn.
+        // At both sites, the members fail in turn.
         for site in [0, 1] {
             let of = ["a", "b"][site];
             let (killed, gone) = ((site, n % MEMBERS), (site, (n + 1) % MEMBERS));
@@ -120,7 +120,7 @@ impl Found {
             INTERVALS,
         );
         let unprotected = most(&self.gone_unprotected);
-        run.at_most("box gone: seconds unprotected after that", unprotected, UNPROTECTED);
+        run.at_most("box gone: seconds unprotected once traffic is back", unprotected, UNPROTECTED);
         let moved = self.moved.iter().sum::<usize>() as f64;
         run.at_most("box gone: slices of other boxes that moved", moved, 0.0);
         run.at_most("etcd off: datagrams lost", self.off_lost as f64, 0.0);
@@ -132,7 +132,7 @@ impl Found {
         let bars = [
             ("a process killed: unprotected", most(&self.killed_unprotected)),
             ("a box gone: without traffic", intervals),
-            ("a box gone: unprotected after that", most(&self.gone_unprotected)),
+            ("a box gone: unprotected once traffic is back", most(&self.gone_unprotected)),
         ];
         run.plot_bars(&plot, "viaduct", bars);
     }
@@ -142,7 +142,7 @@ impl Found {
 struct Lab {
     gateways: RackGateways,
     routing: Routing,
-    /// Routes while all members are there.
+    /// Routes while all members are present.
     whole: Owners,
     world: Racks,
 }
@@ -154,8 +154,8 @@ impl Lab {
         let mut gateways = RackGateways::prepare(&world, "")?;
         gateways.start()?;
         let whole = wait_for(&world, "all slices", is_whole)?;
-        // The daemons learn all routes only a little later: the first route to a slice may not be
-        // the best.
+        // The daemons learn some routes slightly later: the first route to a slice may not be the
+        // best one.
         thread::sleep(Duration::from_secs(2));
         let whole = wait_for(&world, "all slices", |owners| owners.len() == whole.len())?;
         Ok(Lab { gateways, routing, whole, world })
@@ -171,7 +171,7 @@ impl Lab {
         Ok(stream)
     }
 
-    /// Slices of site B that the member sends or receives, by index.
+    /// Returns the indexes of the slices of site B that the member sends or receives.
     fn slices(&self, (site, member): (usize, usize)) -> Vec<usize> {
         // The inner router of the sender's site chooses the member there; the outer router of the
         // receiver's site chooses the member there.
@@ -182,8 +182,8 @@ impl Lab {
         (0..usize::from(SLICES)).filter(owns).collect()
     }
 
-    /// Kills a gateway, and starts it again as systemd does. Returns the datagrams of the stream,
-    /// and the time of the kill.
+    /// Kills a gateway, and restarts it as systemd would. Returns the datagrams of the stream, and
+    /// the time of the kill.
     fn kill_process(
         &mut self,
         (site, member): (usize, usize),
@@ -198,8 +198,8 @@ impl Lab {
         Ok((stream.finish()?, killed_at))
     }
 
-    /// Makes a box disappear, and later lets it return. Returns the datagrams of the stream around
-    /// the failure, the time of the failure, and the number of slices of other boxes that moved.
+    /// Cuts a box off, and restores it later. Returns the datagrams of the stream around the
+    /// failure, the time of the failure, and the number of slices of other boxes that moved.
     fn lose_box(
         &mut self,
         (site, member): (usize, usize),
@@ -220,7 +220,7 @@ impl Lab {
             is_others && owners.get(*key) != Some(*owner)
         };
         let moved = self.whole.iter().filter(has_moved).count();
-        // The box starts anew.
+        // The box reboots.
         self.routing.kill(site, member);
         self.gateways.sites[site][member].kill()?;
         self.world.sites[site].restore(member)?;
@@ -230,10 +230,10 @@ impl Lab {
         Ok((sent, gone_at, moved))
     }
 
-    /// Waits until all sessions and routes are as they were at first.
+    /// Waits until all sessions are up and all routes are the original ones.
     fn settle(&self) -> Result<()> {
         self.gateways.wait_until_up()?;
-        wait_for(&self.world, "the slices that they had", |owners| *owners == self.whole)?;
+        wait_for(&self.world, "their original slices", |owners| *owners == self.whole)?;
         thread::sleep(Duration::from_secs(1));
         Ok(())
     }
@@ -301,9 +301,9 @@ fn missing(sent: &[SliceDatagram]) -> impl Iterator<Item = &SliceDatagram> {
 }
 
 /// Estimates the seconds for which losses in these slices were not repaired. Counts the missing
-/// datagrams among those sent at `since` or later, and subtracts the number that would be missing
-/// at the rate before `failed_at`, when all traffic was protected. Divides the difference by the
-/// link's losses per second.
+/// datagrams among those sent at `since` or later; subtracts the number expected at the rate before
+/// `failed_at`, when all traffic was protected; and divides the difference by the link's losses per
+/// second.
 fn unprotected(
     sent: &[SliceDatagram],
     slices: &[usize],

@@ -1,4 +1,4 @@
-//! 1,000 flows over four proxies that share an address, one of which dies. A router distributes the
+//! 1,000 flows over four proxies that share an address; one proxy fails. A router distributes the
 //! flows over the proxies by a resilient group of next hops.
 //!
 //! ```text
@@ -47,14 +47,14 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let others = count - of_each[1];
     run.param("flows of the proxy that died", of_each[1]);
     let lost = others as f64 - alive as f64;
-    run.at_most("four proxies, one dies: flows of the others lost", lost, 0.0);
+    run.at_most("four proxies, one fails: flows of the others lost", lost, 0.0);
     // New flows go to the remaining proxies.
     open(&world, 50)?;
     Ok(())
 }
 
-/// Makes the router send the service's packets to these proxies; flows of a proxy that stays do not
-/// move.
+/// Makes the router send the service's packets to these proxies. Flows of proxies that were in the
+/// group before do not move.
 fn route(world: &Racks, proxies: &[usize]) -> Result<()> {
     let inner = &world.sites[0].inner;
     let ids: Vec<_> = proxies.iter().map(|n| (n + 1).to_string()).collect();
@@ -93,7 +93,7 @@ fn echo(flow: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Number of flows that a proxy has.
+/// Returns the number of flows that a proxy has accepted.
 fn accepted(node: &Node) -> Result<usize> {
     let filter = format!("sport = :{PORT}");
     let listed = node.run("ss", &["-Htn", "state", "established", &filter])?;

@@ -14,10 +14,10 @@ use crate::topology::programs::Bird;
 /// Interval of BFD; a neighbour is down after three intervals without a packet.
 pub(super) const BFD_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Time limit for all routes to be there.
+/// Time limit for all routes to be present.
 const ROUTES_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Routers of a site: the one of its hosts, and the one towards the other site.
+/// Routers of a site: the inner one towards its hosts, and the outer one towards the other site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Router {
     Inner,
@@ -27,8 +27,8 @@ pub(super) enum Router {
 impl Router {
     pub(super) const ALL: [Router; 2] = [Router::Inner, Router::Outer];
 
-    /// First two digits of the second byte of the networks between this router and the members; the
-    /// number of the site follows.
+    /// Returns the first two digits of the second byte of the networks between this router and the
+    /// members; the number of the site is the third digit.
     fn network(self) -> u8 {
         match self {
             Router::Inner => 10,
@@ -36,7 +36,7 @@ impl Router {
         }
     }
 
-    /// Site, 0 or 1, whose slices the members of `site` announce to this router.
+    /// Returns the site, 0 or 1, whose slices the members of `site` announce to this router.
     fn announced(self, site: usize) -> usize {
         match self {
             Router::Inner => 1 - site,
@@ -68,7 +68,7 @@ impl Routing {
         Ok(routing)
     }
 
-    /// Ends the daemon of a member.
+    /// Stops the daemon of a member.
     pub(super) fn kill(&mut self, site: usize, member: usize) {
         self.members[site][member] = None;
     }
@@ -81,7 +81,8 @@ impl Routing {
     }
 }
 
-/// Member that each router sends each slice to, by site, router and slice.
+/// Member to which each router sends each slice. The key is the site, whether the router is the
+/// inner one, and the slice.
 pub(super) type Owners = BTreeMap<(usize, bool, String), usize>;
 
 /// Reads the routes of all routers.
@@ -125,7 +126,7 @@ pub(super) fn wait_for(
     }
 }
 
-/// Options that all daemons have. Reconnections are fast, so that runs are short.
+/// Returns the config that all daemons share. Reconnections are fast, so that runs are short.
 fn common(id: &str) -> String {
     let interval = BFD_INTERVAL.as_millis();
     format!(

@@ -4,7 +4,7 @@
 //!               direct     count, latency, or compress and crypt
 //!   server      itself     under the chain, by cgroup, seccomp, preload
 //!     ▲
-//!   client      itself     under the chain, by the same
+//!   client      itself     under the chain, likewise
 //! ```
 //!
 //! A row is a shell file in `rows`: the command lines of its server and its client. The
@@ -67,7 +67,7 @@ fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()>
         return Ok(());
     }
     row.set_up()?;
-    let plot = Plot::histogram("What a row takes", ("program", ""), ("time", "s"));
+    let plot = Plot::histogram("Duration of a row", ("program", ""), ("time", "s"));
     let direct = row.directly()?;
     run.plot_bar(&plot, "direct", (x, name), direct.seconds);
     let key = row.key()?;
@@ -89,7 +89,7 @@ fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()>
             }
         }
     }
-    let check = format!("{name}: ways in which it does otherwise than directly");
+    let check = format!("{name}: configurations that differ from the direct run");
     run.at_most(&check, f64::from(differing), 0.0);
     Ok(())
 }

@@ -75,7 +75,7 @@ impl Row {
     pub(super) fn key(&self) -> Result<String> {
         let path = self.dir.path().join("site.key").display().to_string();
         let made = Command::new(binary()?).args(["key", "new", "--out", &path]).output()?;
-        ensure!(made.status.success(), "cannot make a key: {made:?}");
+        ensure!(made.status.success(), "cannot create a key: {made:?}");
         Ok(format!("+compress +crypt:key={path}"))
     }
 
@@ -89,7 +89,7 @@ impl Row {
         } else if before.status != now.status {
             format!("ends with {}, not {}", now.status, before.status)
         } else if before.stdout != now.stdout {
-            "says something else".to_owned()
+            "prints something else".to_owned()
         } else if !said.contains(" passed the handlers ") && !said.contains(" were offloaded ") {
             "no flow passed the handlers".to_owned()
         } else if went_direct(&said) {
@@ -100,7 +100,7 @@ impl Row {
         let [before, now] = [before, now].map(|of| text(&of.stdout));
         let server = &wrapped.server;
         Some(format!(
-            "{what}\n--- direct\n{before}--- wrapped\n{now}--- its words\n{said}--- \
+            "{what}\n--- direct\n{before}--- wrapped\n{now}--- standard error\n{said}--- \
                 server\n{server}"
         ))
     }

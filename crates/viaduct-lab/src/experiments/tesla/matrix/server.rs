@@ -30,7 +30,8 @@ impl Server {
         Ok(Server { process, port, spare, log })
     }
 
-    /// Waits until the server listens, by the kernel's tables: a probe would count as a client.
+    /// Waits until the server listens, according to the kernel's socket tables. (A probe would
+    /// count as a client.)
     pub(super) fn wait(&self) -> Result<()> {
         let at = format!("0100007F:{:04X} ", self.port);
         let listens = |line: &str| line.contains(&at) && line.split(' ').any(|word| word == "0A");

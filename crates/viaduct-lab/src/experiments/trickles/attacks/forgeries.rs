@@ -53,8 +53,8 @@ impl Attack<'_> {
         Ok(client)
     }
 
-    /// Sends all of `lies`. Each must be refused, counted in the counter that `counted`
-    /// selects, and not be answered.
+    /// Sends all forged messages `lies`. Each must be refused, counted in the counter that
+    /// `counted` selects, and remain unanswered.
     fn all_refused(
         &mut self,
         run: &mut Run,
@@ -70,8 +70,8 @@ impl Attack<'_> {
         let refused = counted(self.since_last()?);
         self.draw(run, name, lies.len(), refused);
         let share = refused as f64 / lies.len() as f64;
-        run.within(&format!("{name}: refused and counted, of those sent"), share, 1.0, 1.0);
-        run.at_most(&format!("{name}: packets in answer"), answers as f64, 0.0);
+        run.within(&format!("{name}: share refused and counted"), share, 1.0, 1.0);
+        run.at_most(&format!("{name}: answer packets"), answers as f64, 0.0);
         Ok(())
     }
 
@@ -102,7 +102,7 @@ impl Attack<'_> {
         self.still_answered(run, &mut client, &message)
     }
 
-    /// Checks that a forgery does not invalidate the original request, which may be overheard.
+    /// Checks that forgeries do not invalidate the original request, which may have been overheard.
     fn still_answered(
         &mut self,
         run: &mut Run,
@@ -111,7 +111,7 @@ impl Attack<'_> {
     ) -> Result<()> {
         client.send(message)?;
         let (answers, _) = client.count_answers(ANSWER_TIMEOUT)?;
-        let name = "the request that forgeries were made of: packets in answer";
+        let name = "original of the forgeries: answer packets";
         run.at_least(name, answers as f64, 1.0);
         Ok(())
     }
@@ -176,12 +176,12 @@ impl Attack<'_> {
         }
         let counts = self.since_last()?;
         self.draw(run, "stolen requests", REPLAYS, counts.moved + counts.greedy);
-        let name = "stolen requests: bytes in answer, of those sent";
+        let name = "stolen requests: bytes of answers, relative to bytes sent";
         run.at_most(name, came as f64 / sent as f64, 1.0);
-        let name = "stolen requests: refused, or counted as a move, of those sent";
+        let name = "stolen requests: share refused or counted as a move";
         let counted = (counts.moved + counts.greedy + counts.forged) as f64 / REPLAYS as f64;
         run.at_least(name, counted, 1.0);
-        let name = "stolen requests: answers that are no address tokens";
+        let name = "stolen requests: answers other than address tokens";
         run.at_most(name, f64::max(0.0, answers as f64 - counts.moved as f64), 0.0);
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Misbehaving clients beside honest ones over the same losses: they hide their losses, or
-//! request too much.
+//! Misbehaving clients, concurrent with honest ones under the same losses: they hide their losses,
+//! or request too much.
 
 use super::Counts;
 use super::raw_client::{RawClient, Step};
@@ -35,17 +35,17 @@ enum Behaviour {
 const BEHAVIOURS: [(Behaviour, &str); 7] = [
     (Behaviour::Honest, "honest"),
     (Behaviour::Hides, "hides losses"),
-    (Behaviour::HidesAlways, "hides them when it restarts, too"),
-    (Behaviour::IsSilent, "is silent about them"),
-    (Behaviour::HidesFirst, "hides them first, then admits them"),
-    (Behaviour::Restarts, "restarts while it goes on"),
+    (Behaviour::HidesAlways, "hides losses in restarts as well"),
+    (Behaviour::IsSilent, "suppresses reports of losses"),
+    (Behaviour::HidesFirst, "hides losses first, then reports them"),
+    (Behaviour::Restarts, "restarts and also continues"),
     (Behaviour::Repeats, "repeats each request"),
 ];
 
 impl Behaviour {
-    /// Maximum throughput relative to an honest client's. It allows for the spread of three flows
-    /// over random losses, but for no advantage. A client that repeats its requests loses fewer of
-    /// them, at the price of sending more.
+    /// Returns the maximum throughput relative to an honest client. The limit allows for the spread
+    /// of three flows under random losses, but not for an advantage. A client that repeats its
+    /// requests loses fewer of them, at the cost of sending more.
     fn most(self) -> f64 {
         match self {
             Behaviour::Repeats => 1.25,
@@ -96,11 +96,11 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let rate = |flows: &[FlowResult]| mean_of(flows, |flow| flow.bits);
     let honest = rate(all[0]);
     for (n, (flows, (behaviour, name))) in all.iter().zip(BEHAVIOURS).enumerate() {
-        run.plot_bar(&plot, "of each of three", (n, name), rate(flows) / 1e6);
+        run.plot_bar(&plot, "mean of three", (n, name), rate(flows) / 1e6);
         if behaviour == Behaviour::Honest {
-            run.at_least("honest clients get something, Mb/s", honest / 1e6, 1.0);
+            run.at_least("honest clients: throughput, Mb/s", honest / 1e6, 1.0);
         } else {
-            let name = format!("client that {name}: throughput over an honest client's");
+            let name = format!("client that {name}: throughput, relative to an honest client");
             run.at_most(&name, rate(flows) / honest, behaviour.most());
         }
     }
@@ -113,7 +113,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     // Some lies are lost on the way; others are stale or superseded before the server checks
     // their proof.
     let share = counts.unproven as f64 / hidden;
-    run.within("hidden losses that were counted, of those told", share, 0.8, 1.2);
+    run.within("false claims counted by the server, relative to those sent", share, 0.8, 1.2);
     Ok(())
 }
 

@@ -7,8 +7,8 @@
 //!   a2 victim ───┘
 //!
 //!   1  forgeries, replays, thefts: refused, and counted
-//!   2  SYNs in the victim's name: all answers together have no more bytes than the SYNs
-//!   3  liars beside honest clients, over losses
+//!   2  SYNs from the victim's address: all answers together have at most the SYNs' bytes
+//!   3  lying clients and honest ones, under losses
 //! ```
 //!
 //! | file | noun |
@@ -32,10 +32,10 @@ const SETTLED: Duration = Duration::from_millis(500);
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/attacks",
-    title: "Attacks on a server that keeps nothing",
+    title: "Attacks on a stateless server",
     figure: "Trickles, sections 2.2 and 2.3",
     finding: "Continuations cannot be altered or used twice, losses cannot be hidden, and a packet \
-              from an unknown address is answered with no more bytes than it has.",
+              from an unknown address is never answered with more bytes than it has.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -46,10 +46,10 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let world = Replicas::build(2, Wan::emulated(link, run.seed()), run.journal())?;
     let server = world.serve(0, &[])?;
     forgeries::run(run, &world, &server)?;
-    run.step("SYNs in another's name")?;
+    run.step("SYNs from a spoofed address")?;
     reflection::run(run, &world, &server)?;
     drop((server, world));
-    run.step("liars beside honest clients")?;
+    run.step("lying clients and honest ones")?;
     liars::run(run)
 }
 

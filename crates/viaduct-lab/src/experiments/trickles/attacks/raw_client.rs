@@ -26,7 +26,7 @@ pub(super) struct RawClient {
     count: u8,
     /// Bytes received on the main stream so far.
     pub(super) got: u64,
-    /// Messages that the core has produced and that were not sent.
+    /// Messages that the core has produced but that have not been sent.
     pub(super) held: VecDeque<Vec<u8>>,
 }
 
@@ -42,7 +42,8 @@ impl RawClient {
         Ok(RawClient { socket, stream, count: 0, got: 0, held: VecDeque::new() })
     }
 
-    /// Handles at most one incoming message, waiting up to `most`, and queues what follows.
+    /// Handles at most one incoming message, for which it waits up to `most`, and queues the
+    /// resulting messages in `held`.
     pub(super) fn turn(&mut self, most: Duration) -> Result<()> {
         let due = self.stream.poll_timeout().map_or(most, |due| due - now());
         if let Some(message) = receive(&self.socket, due.min(most))? {
@@ -121,7 +122,7 @@ pub(super) fn receive(socket: &UdpSocket, most: Duration) -> Result<Option<Vec<u
     match socket.recv(&mut buffer) {
         Ok(length) => match udp::parse(&buffer[..length]) {
             Ok((Role::Answer, _, message)) => Ok(Some(message.to_vec())),
-            other => bail!("a server says {other:?}"),
+            other => bail!("unexpected datagram from the server: {other:?}"),
         },
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error.into()),

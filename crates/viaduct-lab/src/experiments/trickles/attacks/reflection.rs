@@ -27,7 +27,7 @@ const RULES: &str = "table inet victim {
 }";
 
 pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<()> {
-    let [attacker, victim] = world.net.hosts_a() else { bail!("two hosts were asked for") };
+    let [attacker, victim] = world.net.hosts_a() else { bail!("two hosts are expected") };
     victim.run("nft", &[RULES])?;
     let to = std::net::SocketAddrV4::new(SERVICE, PORT);
     let from = |n: u16| std::net::SocketAddrV4::new(victim.v4(), FIRST_PORT + n);
@@ -54,12 +54,12 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
     // A kernel retransmits its SYN-ACK after 1, 3, 7, 15 and 31 s.
     let theirs = reflected(attacker, victim, &theirs, wait)?;
     let plot =
-        Plot::histogram("SYNs in another's name", ("server", ""), ("bytes", "per byte sent"));
+        Plot::histogram("SYNs with a spoofed source", ("server", ""), ("bytes", "per byte sent"));
     let bars = [("Trickles", ours), ("kernel TCP", theirs)];
-    run.plot_bars(&plot, "what the victim gets", bars);
+    run.plot_bars(&plot, "bytes to the victim", bars);
     run.param("kernel_syn_acks_waited_s", wait.as_secs());
-    run.within("SYNs: bytes to the victim for each sent", ours, 0.1, 1.0);
-    run.at_least("SYNs: too short, and counted as greedy", counts.greedy as f64, 1.0);
+    run.within("SYNs: bytes to the victim per byte sent", ours, 0.1, 1.0);
+    run.at_least("SYNs: too short, counted as greedy", counts.greedy as f64, 1.0);
     Ok(())
 }
 

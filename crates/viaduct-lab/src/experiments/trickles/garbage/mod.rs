@@ -1,5 +1,5 @@
-//! Garbage at a server's port, as fast as the machine can send it. The server keeps no state
-//! for it, and transfers of real clients continue.
+//! Garbage at a server's port, as fast as the machine can send it. The server keeps no state for
+//! the garbage, and transfers of real clients continue.
 //!
 //! ```text
 //!   load: clients ─┐
@@ -30,15 +30,16 @@ const CLIENTS: usize = 4;
 const SECRET: u8 = 7;
 /// Number of distinct packets of the flood, of all forms.
 const PACKETS: usize = 4096;
-/// Maximum growth of the server's own memory in MB: pages of code that it has not run before.
+/// Maximum growth of the server's own memory in MB: pages of code that are executed for the first
+/// time.
 const GROWTH_MB: f64 = 1.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/garbage",
-    title: "Garbage at the port of a server of Trickles, as fast as it can be sent",
+    title: "Garbage at the port of a Trickles server, at the maximum send rate",
     figure: "Trickles, section 2.2 (attacks on the server)",
-    finding: "A server that keeps nothing has nothing that a flood could fill; what is left to \
-              take are its processor and its queues.",
+    finding: "A flood cannot fill the state of a stateless server; it can only use the server's \
+              processor and queues.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -70,12 +71,12 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let bars = [("sent", rate), ("read by the server, and refused", refused)];
     run.plot_bars(&plot, "packets a second", bars);
     let plot = Plot::histogram("The server's memory", ("when", ""), ("resident", "MB"));
-    run.plot_bars(&plot, "resident", [("before", at_rest), ("at most", most)]);
+    run.plot_bars(&plot, "resident", [("before", at_rest), ("maximum", most)]);
     run.at_least("packets of the flood a second", rate, 20_000.0);
     run.at_least("packets that the server refused a second", refused, 5_000.0);
-    run.at_most("memory grown, MB", most - at_rest, GROWTH_MB);
-    run.at_least("goodput during the flood, of that before", during / before, 0.5);
-    run.at_least("goodput after the flood, of that before", after / before, 0.9);
+    run.at_most("growth of memory, MB", most - at_rest, GROWTH_MB);
+    run.at_least("goodput during the flood, relative to before", during / before, 0.5);
+    run.at_least("goodput after the flood, relative to before", after / before, 0.9);
     Ok(())
 }
 
@@ -129,7 +130,8 @@ impl World {
         for client in clients {
             let said = client.wait_with_output()?;
             let said = String::from_utf8_lossy(&said.stdout).into_owned();
-            bytes += said.trim().parse::<f64>().with_context(|| format!("curl says `{said}`"))?;
+            bytes +=
+                said.trim().parse::<f64>().with_context(|| format!("curl printed `{said}`"))?;
             stop::check()?;
         }
         Ok(bytes * 8.0 / 1e6 / time.as_secs_f64())

@@ -77,7 +77,7 @@ fn marked(from: SocketAddrV4, to: SocketAddrV4, message: &[u8], rng: &mut Rng) -
 fn segment(packet: &[u8]) -> Result<tcp::Segment> {
     match tcp::parse(packet, packet.len(), tcp::Checksum::Check) {
         Ok(tcp::Packet::Message(segment, _)) => Ok(segment),
-        other => bail!("a packet of ours is read as {other:?}"),
+        other => bail!("a generated packet is parsed as {other:?}"),
     }
 }
 
@@ -119,7 +119,8 @@ impl Files for NoFiles {
     }
 }
 
-/// Builds requests of a transfer from another server: the same secret number, other bytes.
+/// Builds requests of a transfer from another server, whose secret has the same number but other
+/// bytes.
 fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
     let client: SocketAddr = "198.18.0.1:1024".parse()?;
     let (mut now, to) = (Instant::ZERO, Return::of_datagram(client, "198.18.0.2:80".parse()?));
@@ -144,9 +145,9 @@ fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
         }
         answers.iter().for_each(|answer| client.handle(now, answer));
     }
-    // The first two, an open and an echo, contain no continuation. The authentication codes of the
-    // others are wrong for the server under attack.
-    ensure!(requests.len() > 16, "only {} requests came of a transfer", requests.len());
+    // The first two requests, an open and an echo, contain no continuation. The authentication
+    // codes of the other requests are wrong for the server under attack.
+    ensure!(requests.len() > 16, "the transfer produced only {} requests", requests.len());
     Ok(requests.split_off(2))
 }
 
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_look_right_are_read_and_none_is_answered() {
+    fn well_formed_requests_are_parsed_and_none_is_answered() {
         let to = "10.1.0.2:80".parse().unwrap();
         let packets = of_all_forms(to, 7, 400, 1).unwrap();
         let now = Instant::ZERO + Duration::from_secs(9);

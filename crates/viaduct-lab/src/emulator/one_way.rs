@@ -1,4 +1,4 @@
-//! Lane: one direction, from a TUN device through the link to the other TUN device.
+//! Single direction of the emulator: from a TUN device through the link to the other TUN device.
 
 use viaduct_proto::link::{Delivery, Link, LinkConfig, flip_bit};
 use viaduct_proto::time::Instant;
@@ -13,9 +13,9 @@ const WRITES: usize = 32;
 /// overflow, and only the model should drop packets. A delayed write only makes a packet late.
 const READS: usize = 128;
 
-/// Direction of the link.
+/// Direction of the link, with its buffers.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct OneWay {
     pub(super) link: Link<u32>,
     pool: Pool,
     mtu: usize,
@@ -23,52 +23,52 @@ pub(super) struct Lane {
     pub(super) unwritable: u64,
 }
 
-/// Result of a turn.
+/// Result of one batch of reads or writes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct Batch {
     /// Packets read or written.
     pub(super) packets: usize,
-    /// True if the batch limit ended the turn before the work was done.
+    /// True if the batch reached its limit while more packets may be waiting.
     pub(super) more: bool,
 }
 
-impl Lane {
-    /// Creates an empty lane that reads from `from`, whose MTU determines the buffer size.
+impl OneWay {
+    /// Creates an empty direction that reads from `from`, whose MTU determines the buffer size.
     pub(super) fn new(
         from: &Tun,
         config: LinkConfig,
         seed: u64,
         memory: usize,
-    ) -> Result<Lane, InterfaceError> {
+    ) -> Result<OneWay, InterfaceError> {
         let mtu = from.interface().mtu()? as usize;
         // One byte above the MTU, to distinguish a packet that fits from a truncated one.
         let pool = Pool::new(mtu + 1, memory);
-        Ok(Lane { link: Link::new(config, seed, Instant::ZERO), pool, mtu, unwritable: 0 })
+        Ok(OneWay { link: Link::new(config, seed, Instant::ZERO), pool, mtu, unwritable: 0 })
     }
 
     /// Reads available packets from `from`, at most a batch.
-    pub(super) fn read(&mut self, from: &Tun, clock: impl Fn() -> Instant) -> Turn {
+    pub(super) fn read(&mut self, from: &Tun, clock: impl Fn() -> Instant) -> Batch {
         for packets in 0..READS {
             if !self.read_one(from, &clock) {
-                return Turn { packets, more: false };
+                return Batch { packets, more: false };
             }
         }
-        Turn { packets: READS, more: true }
+        Batch { packets: READS, more: true }
     }
 
     /// Writes packets due by `now` to `to`, at most a batch.
-    pub(super) fn write(&mut self, to: &Tun, now: Instant) -> Turn {
+    pub(super) fn write(&mut self, to: &Tun, now: Instant) -> Batch {
         for packets in 0..WRITES {
             let Some(delivery) = self.link.poll(now) else {
-                return Turn { packets, more: false };
+                return Batch { packets, more: false };
             };
             self.write_one(to, &delivery);
         }
-        Turn { packets: WRITES, more: true }
+        Batch { packets: WRITES, more: true }
     }
 
-    /// Reads a packet; false if there was none. An error counts as none: an interface that is
-    /// down delivers nothing and may come up again.
+    /// Returns whether a packet was read. An error counts as no packet: an interface that is down
+    /// delivers nothing and may come up again.
     fn read_one(&mut self, from: &Tun, clock: impl Fn() -> Instant) -> bool {
         let Some(buffer) = self.pool.take() else { return self.read_away(from) };
         let Ok(len) = from.read(self.pool.bytes(buffer)) else {
@@ -84,8 +84,8 @@ impl Lane {
         true
     }
 
-    /// Reads and discards a packet when no buffer is free. The packet counts as lost if the loss
-    /// model selects it, and else as dropped by the queue.
+    /// Reads and discards a packet because no buffer is free. The packet counts as lost if the
+    /// loss model selects it; otherwise as dropped by the queue.
     fn read_away(&mut self, from: &Tun) -> bool {
         let read = from.read(&mut [0; 1]).is_ok();
         if read {
