@@ -1,5 +1,5 @@
 //! Anycast: replicas at different distances announce the service's address by BGP (BIRD), and BFD
-//! notices when one of them dies.
+//! detects the failure of one of them.
 //!
 //! ```text
 //!                                        ┌─ RTT 2 ms ── b1 serve, bird: metric 10

@@ -1,5 +1,5 @@
 //! Alternating measurements of several configurations, so that drift over time affects all equally.
-//! Each configuration is started anew for each round, and its client for each measurement, because
+//! Each configuration is restarted for each round, and its client for each measurement, because
 //! one process can be up to a tenth faster than another of the same program for its whole lifetime.
 
 use super::setups::{Load, Setup, Testbed};
