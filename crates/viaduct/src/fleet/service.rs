@@ -166,7 +166,7 @@ impl Fleet<'_> {
         match &reload_fault {
             None => info!("the gateway reloads"),
             Some(why) if self.reload_fault.as_ref() != Some(why) => {
-                info!("cannot make the gateway reload: {why}")
+                info!("cannot make the gateway reload: {why}");
             }
             Some(_) => {}
         }

@@ -240,7 +240,7 @@ impl Tunnels {
         match (link.is_stranger(), up) {
             // Logged only at the debug level, because any host can cause any number of these lines.
             (true, _) => {
-                debug!("{remote} dialled, but did not authenticate with a known key: {why}")
+                debug!("{remote} dialled, but did not authenticate with a known key: {why}");
             }
             (_, true) => {
                 let name = link.slot.map(|(near, _)| title(&self.nears[near].dial.name));
