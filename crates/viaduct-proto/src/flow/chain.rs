@@ -15,7 +15,7 @@ use crate::time::Instant;
 /// Default limit of the bytes that each end of a chain holds before it stops its source.
 pub const DEFAULT_LIMIT: usize = 64 << 10;
 
-/// Chain of handlers below one flow of an application (called an instance by TESLA).
+/// Chain of handlers below one flow of an application (called an instance in the TESLA paper).
 #[derive(Debug)]
 pub struct Chain {
     core: Core,

@@ -94,7 +94,8 @@ impl Context<'_> {
         self.core.set_timer(self.node, timer, at);
     }
 
-    /// Sends the application an event, in order with earlier notifications (TESLA, 3.6).
+    /// Sends the application an event, in order with earlier notifications (section 3.6 of the
+    /// TESLA paper).
     pub fn notify(&mut self, event: Vec<u8>) {
         self.core.notify(event);
     }

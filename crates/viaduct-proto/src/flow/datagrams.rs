@@ -1,6 +1,6 @@
-//! Passage of datagrams through a chain. Handlers of streams buffer bytes; for a datagram, a
-//! handler only decides when the datagram is due. The driver keeps the datagram, unaltered, until
-//! then.
+//! Passage of datagrams through a chain. Stream handlers buffer bytes; for a datagram, a handler
+//! only decides when the datagram is due, or drops it. The driver keeps the datagram, unaltered,
+//! until then.
 //!
 //! ```text
 //!   handle_datagram(now, ends, direction, bytes, tag)
@@ -10,10 +10,10 @@
 //!   waiting, by due time ──▶ poll_ready(now) -> tag
 //! ```
 //!
-//! Each pair of ends has handlers of its own, as a flow has (TESLA, 3.2). Datagrams of one pair
-//! keep their order. Pairs that have been idle too long are forgotten. If there are too many pairs,
-//! the pair that has been idle longest is forgotten too; datagrams of that pair may then be
-//! reordered, which UDP permits.
+//! Each pair of ends has handlers of its own, as a flow has (section 3.2 of the TESLA paper).
+//! Datagrams of one pair keep their order. Pairs that have been idle too long are forgotten. If
+//! there are too many pairs, the pair that has been idle longest is forgotten too; datagrams of
+//! that pair may then be reordered, which UDP permits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};

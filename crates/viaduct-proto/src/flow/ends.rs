@@ -1,5 +1,5 @@
 //! Ends of a chain: the top towards the application, and the bottoms towards the network. The ends
-//! buffer bytes; at the chain's limit they stop their source (TESLA, 5.1).
+//! buffer bytes; at the chain's limit they stop their source (section 5.1 of the TESLA paper).
 
 use bytes::Bytes;
 

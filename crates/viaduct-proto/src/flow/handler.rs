@@ -17,9 +17,9 @@ pub const FIRST: Output = Output(0);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Timer(pub u32);
 
-/// Session service on one flow (TESLA, 3.2 and 3.3). Downstream methods are called by the handler's
-/// input flow, that is, from the application's side; upstream methods by one of its output flows.
-/// No method may block.
+/// Session service on one flow (sections 3.2 and 3.3 of the TESLA paper). Downstream methods are
+/// called by the handler's input flow, that is, from the application's side; upstream methods by
+/// one of its output flows. No method may block.
 pub trait Handler {
     /// Called once, when the handler enters the chain. The default plumbs one output flow.
     fn start(&mut self, cx: &mut Context<'_>) {
@@ -109,8 +109,9 @@ pub trait Handler {
         cx.output(FIRST).measure()
     }
 
-    /// Answers a request to the handler named `to` (TESLA's ioctl, 3.6); `None` if there is no such
-    /// handler. Called for that handler, and for those above it, which pass the request on.
+    /// Answers a request to the handler named `to` (the ioctl in section 3.6 of the TESLA paper);
+    /// `None` if there is no such handler. Called for that handler, and for those above it, which
+    /// pass the request on.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         cx.output(FIRST).control(to, request)
     }

@@ -1,5 +1,5 @@
 //! Core of the flow plane: a flow is a byte stream, a [`Handler`] is a session service on it, and a
-//! [`Chain`] of handlers connects an application to the network (TESLA, section 3).
+//! [`Chain`] of handlers connects an application to the network (section 3 of the TESLA paper).
 //!
 //! ```text
 //!   application, or a proxy's inbound connection

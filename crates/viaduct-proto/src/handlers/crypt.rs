@@ -1,4 +1,5 @@
-//! `crypt:key=FILE`: encrypts and authenticates data, with forward secrecy (TESLA, 4.3).
+//! `crypt:key=FILE`: encrypts and authenticates data, with forward secrecy (section 4.3 of the
+//! TESLA paper).
 //!
 //! ```text
 //!   connecting end                        accepting end

@@ -1,4 +1,5 @@
-//! `latency:delay=50ms`: delays all data by a fixed time, in both directions (TESLA, 4.1).
+//! `latency:delay=50ms`: delays all data by a fixed time, in both directions (section 4.1 of the
+//! TESLA paper).
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! `shape:rate=2M`: limits the rate in bits a second (TESLA, 4.1). Time is divided into slices of
-//! 100 ms, and data beyond a slice's share waits for the next slice. Datagrams are paced
-//! individually: each leaves when the transmission of the previous one would end at that rate.
-//! Datagrams beyond the queue's limit are dropped.
+//! `shape:rate=2M`: limits the rate in bits a second (section 4.1 of the TESLA paper). Time is
+//! divided into slices of 100 ms, and data beyond a slice's share waits for the next slice.
+//! Datagrams are paced individually: each leaves when the transmission of the previous one would
+//! end at that rate. Datagrams beyond the queue's limit are dropped.
 
 use std::sync::Arc;
 

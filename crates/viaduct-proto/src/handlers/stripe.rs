@@ -1,5 +1,5 @@
-//! `stripe`: one flow over several connections, from one or several local addresses (TESLA, 1). It
-//! is a [multipath flow](super::multipath) with parallel connections.
+//! `stripe`: one flow over several connections, from one or several local addresses (section 1 of
+//! the TESLA paper). It is a [multipath flow](super::multipath) with parallel connections.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -220,7 +220,7 @@ fn errors_name_the_fault_and_the_right_form() {
     assert_eq!(says("delay=1ms,delay=2ms"), "'delay' is given twice: give it once");
     assert_eq!(says("loss=120%"), "loss=1.2: a probability is 0 to 1, or 0% to 100%");
     assert!(says("loss=95%x8").contains("at most 0.8889"));
-    assert!(says("burst=8").contains("a single loss=P"));
+    assert!(says("burst=8").contains("an independent loss"));
     assert!(says("jitter=1ms").contains("more than delay"));
     assert!(says("rate=0").contains("carries nothing"));
     assert!(says("loss=trace:0").contains("no packet"));

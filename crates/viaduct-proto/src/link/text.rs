@@ -183,7 +183,11 @@ fn wrong(key: &str, value: &str, expected: &'static str) -> LinkError {
 fn in_bursts(loss: &Loss, length: u32) -> Result<Loss, LinkError> {
     match loss {
         &Loss::Independent { rate } => Ok(Loss::Bursts { rate, length }),
-        _ => Err(wrong("burst", &length.to_string(), "a single loss=P to apply to")),
+        _ => Err(wrong(
+            "burst",
+            &length.to_string(),
+            "an independent loss in the same text, such as loss=1%",
+        )),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Overlay of nodes that probe each other, so that a flow whose direct path fails can go through
-//! one of them (Resilient Overlay Networks, which TESLA, 4.2, makes available to unmodified
-//! programs).
+//! one of them (Resilient Overlay Networks, which section 4.2 of the TESLA paper makes available to
+//! unmodified programs).
 //!
 //! ```text
 //!             probe, answer: reachability, delay, loss

@@ -1,4 +1,4 @@
-//! `compress`: compresses data by zstd, each direction separately (TESLA, 4.3).
+//! `compress`: compresses data by zstd, each direction separately (section 4.3 of the TESLA paper).
 //!
 //! ```text
 //!   kind 1 | length 3 | bytes      plain: uncompressed data

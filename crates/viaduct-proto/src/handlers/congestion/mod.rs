@@ -1,5 +1,5 @@
-//! `congestion`: flows to one destination share a congestion estimate (TESLA, Figure 4, after the
-//! Congestion Manager of Balakrishnan and others, SIGCOMM 1999).
+//! `congestion`: flows to one destination share a congestion estimate (Figure 4 of the TESLA paper,
+//! after the Congestion Manager of Balakrishnan and others, SIGCOMM 1999).
 //!
 //! ```text
 //!   program A ── flow 1 ─┐               ┌─ lane ─▶ kernel's TCP ─┐

@@ -9,7 +9,8 @@ fn at(millis: u64) -> Instant {
     Instant::ZERO + Duration::from_millis(millis)
 }
 
-/// Chain with a connected flow, of a factory that other chains may share.
+/// Chain with a connected flow and the handler that `factory` makes. Chains of one factory share
+/// its estimates.
 fn flow(factory: &Arc<dyn Factory>) -> (Chain, BottomId) {
     let mut chain = Chain::new([factory.clone()].into(), 1 << 20, at(0));
     let bottom = chain.bottom().unwrap();
@@ -56,8 +57,8 @@ fn flows_to_one_destination_share_an_estimate_and_leave_it() {
     assert!(one.write(at(1), vec![1; 50_000].into()));
     assert!(other.write(at(1), vec![2; 50_000].into()));
     let (one_has, other_has) = (one.outgoing(first).len(), other.outgoing(second).len());
-    // The first flow took the whole window before the other joined. The other has its floor
-    // until bytes are acknowledged.
+    // The first flow took the whole window before the other wrote. The other may send only the
+    // minimum (`FLOOR`, two segments) until bytes are acknowledged.
     assert_eq!((one_has, other_has), (14_480, 2_896));
     let state = factory.state().unwrap();
     assert!(state.starts_with("192.0.2.1: 2 flows share"), "{state}");

@@ -1,5 +1,5 @@
-//! Flow over several connections: one after another (`migrate`, TESLA 4.4), in parallel
-//! (`stripe`, TESLA 1), or both. Data lost with one connection is resent on another.
+//! Flow over several connections: one after another (`migrate`, section 4.4 of the TESLA paper), in
+//! parallel (`stripe`, section 1), or both. Data lost with one connection is resent on another.
 //!
 //! ```text
 //!                     ┌─ send buffer: until acknowledged ──▶ ┐  paths, each an output flow

@@ -1,5 +1,6 @@
 //! `route`: connects a flow directly, or through the SOCKS5 server of another overlay node if that
-//! path is better or the direct one fails (TESLA, 4.2; Resilient Overlay Networks).
+//! path is better or the direct one fails (section 4.2 of the TESLA paper; Resilient Overlay
+//! Networks).
 //!
 //! ```text
 //!                paths, the best first                ┌─ attempt: direct ───────────── to

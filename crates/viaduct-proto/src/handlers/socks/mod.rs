@@ -1,5 +1,5 @@
-//! `socks:via=HOST:PORT`: connects flows through a SOCKS5 proxy (TESLA, 4.2), which also resolves
-//! names.
+//! `socks:via=HOST:PORT`: connects flows through a SOCKS5 proxy (section 4.2 of the TESLA paper),
+//! which also resolves names.
 //!
 //! ```text
 //!   flow          a stream: the proxy connects, and data passes     ─┐

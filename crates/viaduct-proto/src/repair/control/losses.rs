@@ -1,4 +1,4 @@
-//! Losses as counted by a receiver: random losses, in bursts, and losses by congestion.
+//! Losses as counted by a receiver: random losses, grouped into bursts, and losses by congestion.
 //!
 //! A missing packet may merely be late. It counts as lost if it has not arrived after [`LATE`];
 //! until then it waits to be counted. It waits longer if the cause is in doubt, because later
@@ -14,9 +14,9 @@ use super::histogram::Verdict;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time for which a missing packet may merely be late.
+/// Time after which a missing packet counts as lost rather than late.
 const LATE: Duration = Duration::from_millis(8);
-/// Time in which later losses may show the cause of a loss that is in doubt.
+/// Time in which later losses may decide a loss whose cause is in doubt.
 const DOUBT: Duration = Duration::from_secs(1);
 /// Maximum number of packets that wait to be counted; beyond this limit, the oldest are counted
 /// early.
@@ -29,8 +29,8 @@ pub struct Losses {
     waiting: VecDeque<(Seq, Instant, Verdict)>,
     /// Highest number that was ever in `waiting`.
     highest: Seq,
-    /// Packets whose fate became known after the first entry of `waiting` was added: the time, and
-    /// the number of packets.
+    /// Packets that were named, arrived or missing, after the first entry of `waiting` was added:
+    /// the time, and the number of packets.
     known: VecDeque<(Instant, u64)>,
     /// Numbers whose loss was in doubt until a loss by congestion was found, and which the caller
     /// has not taken yet.
@@ -46,12 +46,12 @@ pub struct Losses {
 impl Losses {
     /// Takes over the totals of the previous process.
     pub(in crate::repair) fn resume(&mut self, counts: Counts, congested: u64) {
-        // `run` is forgotten, because it was counted in the previous totals. If it grew, `count`
-        // would take it out of a bucket of the new totals, which do not contain it.
+        // `run` was counted in the totals that are replaced here, not in those taken over. If it
+        // were kept and grew, `count` would take it out of a bucket that does not contain it.
         (self.counts, self.congested, self.run) = (counts, congested, None);
     }
 
-    /// Counts packets whose fate has become known.
+    /// Counts packets that were named, whether they arrived or are missing.
     pub fn known(&mut self, now: Instant, packets: u64) {
         if self.waiting.is_empty() {
             self.counts.packets += packets;
@@ -80,7 +80,7 @@ impl Losses {
         }
     }
 
-    /// Takes the packets that were in doubt and then counted as lost by congestion.
+    /// Takes the packets that were in doubt until their loss was attributed to congestion.
     pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
         self.condemned.drain(..)
     }
@@ -109,7 +109,7 @@ impl Losses {
         Some(since + if verdict == Verdict::Doubtful { DOUBT } else { LATE })
     }
 
-    /// Returns whether several losses are in doubt.
+    /// Returns whether at least [`RECURS`] losses are in doubt.
     pub fn in_doubt(&self) -> bool {
         let doubtful = self.waiting.iter().filter(|&&(.., of)| of == Verdict::Doubtful);
         doubtful.take(RECURS).count() == RECURS

@@ -44,8 +44,8 @@ struct Paths {
     sites: [Plane; 2],
     /// Delay of each path in one direction, in milliseconds.
     delays: [u64; 2],
-    /// Time at which the link of each direction and path has sent everything; `None` if links have
-    /// no rate.
+    /// Time at which the link of each direction and path has sent everything; `None` if the rate is
+    /// unlimited.
     sent_by: Option<[[Instant; 2]; 2]>,
     /// Share of packets and datagrams that each path loses.
     loss: [f64; 2],
@@ -126,7 +126,7 @@ impl Paths {
         Some(*sent_by)
     }
 
-    /// Sends a message from A to B.
+    /// Sends a small packet from A to B.
     fn send(&mut self, path: u8) {
         let mut packet = vec![0x5a; 200];
         packet[28..32].copy_from_slice(&(self.packets.len() as u32).to_be_bytes());
@@ -202,8 +202,8 @@ impl Paths {
         }
     }
 
-    /// Runs for some milliseconds under bulk traffic, with a message every five milliseconds, over
-    /// the first path while that path is up.
+    /// Runs for some milliseconds under bulk traffic, with a small packet every five milliseconds,
+    /// over the first path while that path is up.
     fn run_loaded(&mut self, millis: u64) {
         for at in 0..millis {
             let path = u8::from(self.changes.last().is_some_and(|(_, change)| !change.is_up));
@@ -216,7 +216,8 @@ impl Paths {
         }
     }
 
-    /// Latency in milliseconds of each packet from number `first` on; no packet arrives twice.
+    /// Latencies in milliseconds of the small packets from number `first` on; `u64::MAX` for a lost
+    /// packet. Panics if a packet has arrived twice.
     fn latencies(&self, first: usize) -> Vec<u64> {
         let latency = |(sent, reached): &(Instant, Vec<Instant>)| match reached[..] {
             [] => u64::MAX,
@@ -301,7 +302,7 @@ fn with_duplicates_no_packet_of_a_path_that_dies_is_late() {
     }
 }
 
-/// Latencies of the messages in the second after the first path has died under bulk traffic.
+/// Latencies of the small packets in the second after the first path has died under bulk traffic.
 fn death_under_load(repairs: Repairs) -> Vec<u64> {
     let mut world = Paths::new([50, 50], RepairPath::Other, repairs);
     world.sent_by = Some([[world.now; 2]; 2]);
@@ -317,7 +318,7 @@ fn death_under_load(repairs: Repairs) -> Vec<u64> {
 }
 
 #[test]
-fn messages_during_bulk_traffic_on_a_path_that_dies_are_recovered() {
+fn small_packets_during_bulk_traffic_on_a_path_that_dies_are_recovered() {
     let latencies = death_under_load(Repairs::Copies);
     let requested = latencies.iter().filter(|latency| **latency > 75).count();
     assert!(requested < 30, "copied after the first request: {latencies:?}");

@@ -1,4 +1,4 @@
-//! Operations that the flows' ends call on their link.
+//! Operations on a link's streams: open, accept, read, write, shut down, reset, acknowledge.
 
 use std::net::SocketAddr;
 
@@ -13,8 +13,9 @@ use crate::tunnel::wire::{Frame, Opening};
 
 /// Maximum delay of an acknowledgement, so that several can be sent together.
 const ACK_DELAY: Duration = Duration::from_millis(5);
-/// Maximum threshold: when the reader of a stream has consumed this many bytes, they are
-/// acknowledged without delay. With many streams the threshold is lower (see [`Mux::consumed`]).
+/// Upper bound of the threshold: as soon as a stream's reader has consumed this many bytes, they
+/// are acknowledged without delay. With many streams the threshold is lower (see
+/// [`Mux::consumed`]).
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
