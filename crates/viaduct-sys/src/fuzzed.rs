@@ -21,8 +21,8 @@ pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
     nfqueue::parse(bytes).map(|held| held.packet)
 }
 
-/// Returns whether any of the messages is about a route of another program in the main table that
-/// overlaps with one of two prefixes.
+/// Parses `bytes` as route messages. Returns whether one is about a route of the main table that
+/// another program has set, and that overlaps with one of two prefixes.
 pub fn route(bytes: &[u8]) -> bool {
     let prefixes: [(IpAddr, u8); 2] =
         [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];
@@ -44,9 +44,9 @@ mod tests {
         })
     }
 
-    /// Kind of a message about a new route.
+    /// `RTM_NEWROUTE`.
     const NEW_ROUTE: u16 = 24;
-    /// Bytes of the header of a message about a route.
+    /// Size of `struct rtmsg`.
     const ROUTE_HEAD: usize = 12;
 
     /// Builds a message of `kind`: a zeroed family header, then an attribute of one of twelve

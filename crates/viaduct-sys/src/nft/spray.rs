@@ -48,14 +48,14 @@ pub struct Spray {
     pub ports: Vec<u16>,
     /// Mark of packets that any replica can answer.
     pub mark: OptionMark,
-    /// Hops to each replica: one for each address family in which it can be reached.
+    /// Next hops to each replica: one for each address family in which it can be reached.
     pub replicas: Vec<Vec<Hop>>,
     /// Index of the replica of each slot: a list for IPv4, and one for IPv6. Every replica in a
-    /// list has a hop of the list's family. If a list is empty, the family's packets pass.
+    /// list has a next hop of the list's family. If a list is empty, the family's packets pass.
     pub slots: [Vec<usize>; 2],
 }
 
-/// Neighbour to which packets are sent.
+/// Next hop of packets to a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
     /// Address of the neighbour.

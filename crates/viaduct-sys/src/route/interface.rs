@@ -1,5 +1,5 @@
-//! Settings of a network interface. A setting is changed by an ioctl if every kernel has an ioctl
-//! for it, and by netlink otherwise.
+//! Settings of a network interface. MTU, flags and queue length are read and set by ioctl;
+//! addresses of a given scope are added, and VLANs looked up, by netlink.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -27,7 +27,7 @@ pub struct Interface {
 /// Errors of an interface's settings.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// The name is invalid: the kernel accepts names of 1 to 15 bytes.
+    /// The name is invalid: the kernel accepts names of 1 to 15 bytes without '/', ':' or blanks.
     #[error("interface name {0:?}: 1 to 15 bytes without '/', ':' or blanks are expected")]
     Name(String),
     /// The kernel refused a step.
@@ -230,8 +230,7 @@ pub fn is_vlan_of(name: &str, trunk: &str) -> io::Result<bool> {
     Ok(link.is_some_and(is_on))
 }
 
-/// Returns the index of the interface with IPv6 link-local addresses; `None` unless exactly one has
-/// such addresses.
+/// Returns the index of the only interface with IPv6 link-local addresses, if there is exactly one.
 pub fn only_link() -> Option<u32> {
     let text = std::fs::read_to_string("/proc/thread-self/net/if_inet6").ok()?;
     only_link_in(&text)

@@ -23,7 +23,7 @@ const ADDRESS_AT: usize = align(size_of::<tpacket3_hdr>());
 
 /// Bytes of a block that each packet takes in addition to its own bytes: header and address,
 /// aligned; the 16 bytes that the kernel keeps before the network header of a SOCK_DGRAM packet;
-/// and the alignment of the next packet.
+/// and the padding before the next packet.
 pub(super) const HEADROOM: usize = align(ADDRESS_AT + size_of::<sockaddr_ll>()) + 24;
 
 const HEADER_AT: usize = offset_of!(tpacket_block_desc, hdr);
@@ -74,7 +74,7 @@ impl Map {
     /// Returns the number of packets in block `index` and the offset of the first; `None` while the
     /// kernel owns the block.
     pub(super) fn open(&self, index: usize) -> Option<(u32, usize)> {
-        // Acquire: makes the data visible that the kernel wrote before it set the bit.
+        // Acquire: makes visible what the kernel wrote before it set the bit.
         if self.status(index).load(Ordering::Acquire) & TP_STATUS_USER == 0 {
             return None;
         }
@@ -84,8 +84,8 @@ impl Map {
         Some((header.num_pkts, header.offset_to_first_pkt as usize))
     }
 
-    /// Returns whether packets had been dropped because the ring was full, between the last reading
-    /// of the drop count and the handover of block `index`. The block must be open.
+    /// Returns whether the full ring dropped packets after the drop count was last read and before
+    /// block `index` was handed over. The block must be open.
     pub(super) fn is_losing(&self, index: usize) -> bool {
         self.status(index).load(Ordering::Relaxed) & TP_STATUS_LOSING != 0
     }
@@ -110,8 +110,9 @@ impl Map {
 
     fn status(&self, index: usize) -> &AtomicU32 {
         let at = HEADER_AT + offset_of!(tpacket_hdr_v1, block_status);
-        // SAFETY: an aligned word inside the mapping, which lives as long as `self`. Both sides
-        // access it only as one word, and our accesses are atomic.
+        // SAFETY: an aligned word inside the mapping, which lives as long as `self`. Our accesses
+        // are atomic, except that `open` reads the whole header once; the block is then ours, and
+        // the kernel does not write.
         unsafe { AtomicU32::from_ptr(self.block(index).add(at).cast().as_ptr()) }
     }
 
@@ -147,7 +148,8 @@ impl<'a> Packet<'a> {
     }
 
     pub(super) fn address(&self) -> sockaddr_ll {
-        // SAFETY: within HEADROOM, so within the block, at a multiple of 16 from a header.
+        // SAFETY: within HEADROOM, so within the block; aligned, because ADDRESS_AT is a multiple
+        // of 16 and `base` is aligned for a header.
         unsafe { self.base.add(ADDRESS_AT).cast().read() }
     }
 
@@ -159,7 +161,7 @@ impl<'a> Packet<'a> {
         (end <= self.room).then(|| unsafe { self.base.add(offset).cast::<[u8; N]>().read() })
     }
 
-    /// Returns `length` bytes from `offset`, both limited to the block.
+    /// Returns `length` bytes from `offset`, both clamped to the block.
     pub(super) fn into_bytes(self, offset: usize, length: usize) -> &'a mut [u8] {
         let offset = offset.min(self.room);
         let length = length.min(self.room - offset);
