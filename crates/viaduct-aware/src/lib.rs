@@ -1,8 +1,8 @@
-//! Requests from a program to the handlers of its own flows, and events from these handlers (TESLA,
-//! 3.6).
+//! Requests from a program to the handlers of its own flows, and events from these handlers
+//! (section 3.6 of the paper TESLA, on a session layer; not RFC 4082).
 //!
-//! In a program that is not run by `viaduct run`, or for a flow without handlers, every call
-//! succeeds and returns `None`.
+//! In a program that is not run by `viaduct run`, or for a flow without handlers, `control` and
+//! `watch` return `None`.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
@@ -73,7 +73,7 @@ impl Events {
     /// Waits for the next event. `None` if the flow has ended.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// The receive call fails.
     #[allow(clippy::should_implement_trait, reason = "it may fail")]
     pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = vec![0; MAX_MESSAGE];

@@ -1,4 +1,5 @@
-//! The library that `viaduct run --via preload` loads into programs (TESLA, section 3.8).
+//! The library that `viaduct run --via preload` loads into programs (section 3.8 of the TESLA
+//! paper).
 //!
 //! The library defines some of libc's functions, which the loader finds before libc's. A call that
 //! the rules leave to the kernel is made directly. For a call that begins a flow, the library sends

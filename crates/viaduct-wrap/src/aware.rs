@@ -1,5 +1,5 @@
-//! Protocol for programs that talk to the handlers of their flows: TESLA's control call and
-//! asynchronous events (section 3.6).
+//! Protocol for programs that talk to the handlers of their flows: the TESLA paper's control call
+//! and asynchronous events (section 3.6).
 //!
 //! A program opens a connection (`SOCK_SEQPACKET`) for each request, and sends one record: the
 //! run's secret ([`super::Secret`]) and the request, with the flow's descriptor attached. The

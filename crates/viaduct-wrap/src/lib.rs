@@ -1,5 +1,5 @@
-//! Semantics of captured socket calls, shared by all interposers (TESLA, section 3.8, extended to
-//! three kinds of interposers and to rules that select flows).
+//! Semantics of captured socket calls, shared by all interposers (section 3.8 of the TESLA paper,
+//! extended to three kinds of interposers and to rules that select flows).
 //!
 //! An interposer sees a program's call before the kernel does. It passes the socket's type and the
 //! address to this crate, which decides whether the call is left to the kernel, becomes a flow of
