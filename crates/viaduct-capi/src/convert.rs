@@ -1,5 +1,5 @@
 //! Conversion of C values.
-#![allow(unsafe_code)] // pointers of C
+#![allow(unsafe_code)] // C pointers
 
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
@@ -65,7 +65,7 @@ pub(crate) fn addresses(text: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(all.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// Converts a count to the result of a C function; values that are too large become the maximum.
+/// Converts a count to the result of a C function; saturates.
 pub(crate) fn count(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
@@ -75,7 +75,7 @@ pub(crate) fn code(error: &io::Error) -> c_int {
     -error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Converts an error of a port to `-errno`.
+/// Converts the reason why a Trickles port (not a TCP or UDP port) could not be opened to `-errno`.
 pub(crate) fn port_code(error: &PortError) -> c_int {
     match error {
         PortError::Socket { source, .. } => code(source),

@@ -98,9 +98,9 @@ impl Secrets {
         Secrets { secrets: rotation.secrets(), source: Source::Rotation(rotation) }
     }
 
-    /// Reads the file again if it has changed, or takes the secrets of another period; returns true
-    /// if the secrets may have changed. Errors: those of [`Secrets::new`], reported once for each
-    /// version of the file; the current secrets stay in use.
+    /// Reads the file again if it has changed, or takes the current secrets of the rotation;
+    /// returns true if the secrets may have changed. Errors: those of [`Secrets::new`], reported
+    /// once for each version of the file; the current secrets stay in use.
     pub fn reload_if_changed(&mut self) -> Result<bool> {
         let file = match &mut self.source {
             Source::Process => return Ok(false),
