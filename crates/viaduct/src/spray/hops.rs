@@ -1,4 +1,4 @@
-//! Next hops to replicas: the device through which each address of a replica is reached.
+//! Next hops to replicas: the device for each address of a replica.
 
 use std::net::IpAddr;
 
@@ -11,15 +11,15 @@ use super::config::Replica;
 /// Next hops of a replica's addresses, and the addresses that cannot be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaHops {
-    /// Hop to each address that can be reached: a neighbour, or an address reached through the
-    /// configured device.
+    /// Next hops that can be used: one for each address that is on-link, or for each address if the
+    /// replica has a configured device.
     pub hops: Vec<Hop>,
     /// Reason for each address that cannot be reached.
     pub missing: Vec<String>,
 }
 
-/// Finds the hops to a replica: through its configured device, or otherwise from the kernel's
-/// routing tables.
+/// Finds the next hops of a replica's addresses: through its configured device, or otherwise from
+/// the kernel's routing tables.
 pub fn find(lookup: &NextHopLookup, replica: &Replica) -> ReplicaHops {
     let mut found = ReplicaHops::default();
     for &address in &replica.addresses {
@@ -37,14 +37,15 @@ fn device(lookup: &NextHopLookup, replica: &Replica, address: IpAddr) -> Result<
     }
     let route = lookup.route(address).map_err(|error| format!("no route to {address}: {error}"))?;
     let route = route.ok_or_else(|| format!("no route to {address}"))?;
-    let device = interface::name(route.interface).ok_or("its interface has gone")?;
+    let device = interface::name(route.interface)
+        .ok_or_else(|| format!("the interface of the route to {address} has disappeared"))?;
     if device == "lo" {
         return Err(format!("{address} is an address of this machine"));
     }
     if route.via != address {
         return Err(format!(
-            "{address} is reached through the router {}: a neighbour is expected, or the \
-             `device` of a tunnel",
+            "{address} is behind the router {}: use an address on the same link, or set `device` \
+             to a tunnel",
             route.via
         ));
     }

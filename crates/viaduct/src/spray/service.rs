@@ -187,7 +187,7 @@ impl Service<'_> {
         }
     }
 
-    /// Looks up the hops to the replicas.
+    /// Looks up the next hops of the replicas.
     fn find_hops(&mut self) {
         let find = |replica| hops::find(&self.lookup, replica);
         self.hops = self.config.replicas.iter().map(find).collect();
