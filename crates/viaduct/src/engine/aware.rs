@@ -1,5 +1,5 @@
 //! Requests of wrapped programs to the handlers of their flows, and events that the handlers report
-//! to programs (TESLA, 3.6).
+//! to programs (section 3.6 of the TESLA paper).
 //!
 //! ```text
 //!   program ── its socket, a request ──▶ interposer ── ProgramRequest ──▶ worker ──▶ chain
@@ -42,8 +42,8 @@ pub enum RequestKind {
     /// Control call: the handler's name, the request, and a callback. The callback gets `None` if
     /// the handler gives no answer, or if there is no such flow.
     Control(String, Vec<u8>, Box<dyn FnOnce(Option<Vec<u8>>) + Send>),
-    /// Query of a socket option by level and name. The callback gets `None` if no handler sets the
-    /// option; the value of the program's own socket then applies.
+    /// Query of a socket option by level and name. The callback gets `None` if no handler supplies
+    /// a value; the value of the program's own socket then applies.
     Option(i32, i32, Box<dyn FnOnce(Option<i32>) + Send>),
     /// Subscription to events, which are sent over this socket as records. The first record
     /// confirms the subscription.

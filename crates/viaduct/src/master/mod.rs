@@ -1,4 +1,4 @@
-//! `viaduct master`: handlers that programs share (TESLA, section 3.7).
+//! `viaduct master`: handlers that programs share (section 3.7 of the TESLA paper).
 //!
 //! ```text
 //!   viaduct run --master N -- curl …  ──┐ Session: requests, with sockets

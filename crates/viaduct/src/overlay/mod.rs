@@ -1,4 +1,5 @@
-//! `viaduct overlay`: a node of the overlay that the handler `route` uses (TESLA, 4.2).
+//! `viaduct overlay`: a node of the overlay that the handler `route` uses (section 4.2 of the TESLA
+//! paper).
 //!
 //! ```text
 //!   UDP ◀── probes, answers ──▶ proto::overlay::Node ── table ──▶ status socket ──▶ +route, status

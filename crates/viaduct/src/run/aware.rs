@@ -1,5 +1,5 @@
-//! Control socket through which programs send requests to the handlers of their flows (TESLA, 3.6).
-//! Its clients are the crate `viaduct-aware` and `viaduct.h`.
+//! Control socket through which programs send requests to the handlers of their flows (section 3.6
+//! of the TESLA paper). Its clients are the crate `viaduct-aware` and `viaduct.h`.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Command line in TESLA's syntax: `+crypt -key=site.key +migrate -- ssh mars`.
+//! Command line in the syntax of the TESLA paper: `+crypt -key=site.key +migrate -- ssh mars`.
 
 use std::ffi::{OsStr, OsString};
 

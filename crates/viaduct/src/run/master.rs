@@ -1,4 +1,5 @@
-//! The master: runs the handlers of a program's flows (TESLA, 3.7), and starts the program.
+//! The master: runs the handlers of a program's flows (section 3.7 of the TESLA paper), and starts
+//! the program.
 
 use std::env;
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! `viaduct run`: handlers under any program (TESLA, section 3).
+//! `viaduct run`: handlers under any program (section 3 of the TESLA paper).
 //!
 //! ```text
 //!   viaduct run +shape:rate=2M -- curl …            the wrapper: its parent sees it as the

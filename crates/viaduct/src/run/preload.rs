@@ -1,5 +1,5 @@
-//! `--via preload`, the interposer of TESLA: a library in the program, between the program and
-//! libc.
+//! `--via preload`, the interposer of the TESLA paper: a library in the program, between the
+//! program and libc.
 //!
 //! The library itself selects the calls that connect directly, and sends every other call to the
 //! master on a new connection. The library marks its system calls with a number, the *word*, in an

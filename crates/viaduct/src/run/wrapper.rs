@@ -30,15 +30,15 @@ pub enum Message {
     Print(String),
 }
 
-/// Starts the master, which starts the program, and waits for the program's end; `arguments` is the
+/// Starts the master, which starts the program, and waits for the program's end. `arguments` is the
 /// command line.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let signals = BlockedSignals::block().context("cannot block signals")?;
     // If the master is killed, the program becomes a child of this process.
     supervise::adopt_orphans()?;
-    // The other inherited descriptors are for the program, which gets them through the master. This
-    // process closes its copies when the master has started, so that the peers notice when the
-    // program closes its own.
+    // Inherited descriptors other than 0 to 2 are for the program, which gets them through the
+    // master. This process closes its copies when the master has started, so that the far end of a
+    // pipe or socket notices when the program closes its own copy.
     let left = inherited_fds::take_rest().context("cannot list the open descriptors")?;
     let (ours, theirs) = UnixStream::pair()?;
     let (_reader, store) = seqpacket::pair()?;
@@ -162,7 +162,7 @@ impl Wrapper {
             }
         };
         let Some(program) = self.program else {
-            // The signal of the terminal is also meant for this process.
+            // A signal that the terminal sent to the whole group is also meant for this process.
             if let StateChange::Killed(signal @ (SIGINT | SIGQUIT | SIGHUP)) = ended {
                 signals::end_by(signal);
             }

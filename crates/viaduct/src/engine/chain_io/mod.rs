@@ -50,7 +50,7 @@ pub struct ChainIo {
     /// True if the network's stream has ended and the application has received all of its bytes.
     finished: bool,
     requests: Vec<ChainRequest>,
-    /// Events of the handlers for the application (TESLA, 3.6).
+    /// Events of the handlers for the application (section 3.6 of the TESLA paper).
     events: Vec<Vec<u8>>,
     /// True if the flow only serves other flows, and ends when its connections are closed.
     alone: bool,
@@ -214,7 +214,8 @@ impl ChainIo {
         std::mem::take(&mut self.events)
     }
 
-    /// Passes a control call of the application to the handler of this name (TESLA, 3.6).
+    /// Passes a control call of the application to the handler of this name (section 3.6 of the
+    /// TESLA paper).
     pub fn control(&mut self, to: &str, request: &[u8], now: Instant) -> Option<Vec<u8>> {
         let answer = self.chain.control(now, to, request);
         self.act();

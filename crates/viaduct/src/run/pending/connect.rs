@@ -50,8 +50,9 @@ impl PendingConnect for InterposedConnect {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let crossing =
             pending.program().and_then(|program| tcp::connect_bound(bound_socket, program));
-        // The attempt ends here, so that no further call can wait for it. If the two connects have
-        // crossed, later calls of the program find the socket connected.
+        // The attempt ends here, so that no further call can wait for it. If the program's connect
+        // and that of the bound socket have met (TCP's simultaneous open), later calls of the
+        // program find the socket connected.
         let mut sockets = self.interposition.sockets();
         let attempt = sockets
             .end_attempt_number(self.cookie, self.attempt)
@@ -135,7 +136,7 @@ fn report_connected(mut callbacks: Vec<Callback>, socket: OwnedFd) {
 }
 
 impl Drop for InterposedConnect {
-    /// Resets the connect if it is still pending.
+    /// Fails the connect with `ECONNRESET` if it is still pending.
     fn drop(&mut self) {
         self.refuse(Failure::Reset);
     }
@@ -150,7 +151,8 @@ impl std::fmt::Debug for InterposedConnect {
     }
 }
 
-/// Maps a failure to the error that the program would get from a direct connect.
+/// Maps a failure to the error of a direct connect, or to the nearest one for failures that only a
+/// chain has (`Denied`, `Full`).
 fn errno(why: Failure) -> Errno {
     match why {
         Failure::Refused => Errno::CONNREFUSED,

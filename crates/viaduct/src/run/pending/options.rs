@@ -38,7 +38,7 @@ impl Interposition {
     }
 
     /// Requests the value of an option from the handlers of a socket's flow. `answer` gets `None`
-    /// if there is no such flow, or no handler sets the option. With a shared master, `answer` is
+    /// if there is no such flow, or no handler supplies a value. With a shared master, `answer` is
     /// dropped without a call.
     pub fn getsockopt(
         &self,
