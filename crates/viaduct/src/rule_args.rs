@@ -35,7 +35,7 @@ pub struct RuleArgs {
 impl RuleArgs {
     /// Returns the rules that the options define for a chain. `guards` is true if a handler of the
     /// chain hides or protects data. Errors: the file cannot be read, or a rule is malformed; the
-    /// error then names the rule's position and the expected form.
+    /// error then names the option, or the file and line, and the expected form.
     pub fn load(&self, guards: bool) -> Result<Rules> {
         let mut rules = Rules::EVERYTHING;
         rules.strict = self.strict || guards && !self.no_strict;

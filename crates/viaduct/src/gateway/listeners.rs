@@ -93,7 +93,8 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Uses the sockets of another process ([`Listeners::export`]). Must be called in a runtime.
+    /// Uses the sockets of another process ([`Listeners::export`]). Must be called in a Tokio
+    /// runtime.
     ///
     /// # Errors
     /// The runtime cannot watch a descriptor.

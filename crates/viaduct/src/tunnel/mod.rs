@@ -11,7 +11,7 @@
 //!                      (proto::tunnel)└── link ──┘(proto::tunnel)
 //! ```
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | here | [`Tunnels`]: all of a loop's tunnels, and their links |
 //! | [`near`] | the near end of a tunnel, and its outlet |

@@ -6,7 +6,7 @@
 //!                            └── Connection ── lanes ── Tunnel     a loop
 //! ```
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | here | [`Endpoint`]: the socket, and the dispatch of its datagrams |
 //! | [`link`] | a connection as a link |

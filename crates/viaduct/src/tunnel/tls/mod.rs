@@ -8,7 +8,7 @@
 //!   UDP ── QUIC ──────── Secure: the same                               links over QUIC
 //! ```
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | here | [`TlsConfigs`]: TLS over TCP |
 //! | [`channel`] | a TLS connection as the channel of a link |

@@ -4,7 +4,7 @@
 //! library's BBR does not fill a long path: a window cannot express both outputs of BBR, the pacing
 //! rate and the limit of bytes in flight. So this module implements BBR and a pacer.
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | [`bbr`] | the controller |
 //! | [`path`] | the model of the path |
