@@ -22,7 +22,7 @@ impl Etcd {
         etcd
     }
 
-    /// Starts etcd again, with the data in `dir`.
+    /// Starts etcd, or starts it again, with the data in `dir`.
     pub(crate) fn restart(&mut self) {
         let (client, peer) = (format!("http://127.0.0.1:{}", self.port), free_port());
         let peer = format!("http://127.0.0.1:{peer}");

@@ -86,7 +86,7 @@ impl Dash {
         let mut stream = self.connect();
         stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut text = String::new();
-        // An empty line ends an event, and one more line end ends its HTTP chunk.
+        // An empty line ends an event; the CRLF after it ends the HTTP chunk.
         let is_whole = |text: &str| text.contains("event: list") && text.ends_with("\n\n\r\n");
         while !is_whole(&text) && !text.contains(" 503 ") {
             text += &more(&mut stream);
@@ -103,7 +103,7 @@ fn more(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
-/// Starts a file server of `dir`, with its socket in `run_dir`. Returns the process and its
+/// Starts a file server of `dir`, with its status socket in `run_dir`. Returns the process and its
 /// port.
 fn serve(dir: &Path, run_dir: &Path) -> (Process, u16) {
     let port = free_port();

@@ -274,8 +274,8 @@ fn on_demand_proxies_use_the_config_that_their_parent_has_checked() {
         }
     };
     let gone = || world.wait_for_times("idle", world.proxy.log().matches("started").count());
-    // The file is invalid, but is not read without a signal.
     gone();
+    // Without a signal a changed file is not read, so it may be invalid.
     std::fs::write(world.proxy.directory().join("proxy.toml"), "[proxy]\nflows = 0\n").unwrap();
     assert!(world.flow(ip, 9001).is_some(), "the next proxy must use the config of the last one");
     for (lines, why) in [

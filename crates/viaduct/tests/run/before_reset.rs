@@ -1,5 +1,5 @@
-//! Data that an end has sent before it resets arrives at the other end through every handler,
-//! followed by a reset and not by a regular end.
+//! Data that one end has sent before it resets the connection arrives at the other end through
+//! every handler, followed by a reset and not by a FIN.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -109,7 +109,7 @@ fn data_of_a_client_before_an_immediate_reset_arrives() {
     let mut lost = Vec::new();
     for via in ["cgroup", "seccomp", "preload"] {
         let chain = ["+count", "--no-offload", "--via", via, "--", "python3", "-c", HASTY];
-        // First the server is outside the run, and then in the same run.
+        // First only the clients are wrapped; then clients and server are, by one `viaduct run`.
         let mut server = std::process::Command::new("python3");
         let mut server =
             server.args(["-c", HASTY, CONNECTIONS]).stdout(Stdio::piped()).spawn().unwrap();

@@ -91,8 +91,8 @@ impl SplitWorld {
         split::split(&self.gateways().a, "open").as_u64().unwrap()
     }
 
-    /// Starts an upgrade of gateway A to the program `relay`, which is expected to fail. The thread
-    /// returns the error message of the upgrade.
+    /// Starts an upgrade of gateway A to the program `relay`. The upgrade is expected to fail; the
+    /// thread returns its error message.
     fn fail_to_upgrade(&self, relay: &Relay) -> JoinHandle<String> {
         let (run_dir, program) = (self.gateways().directory().to_owned(), relay.path.clone());
         thread::spawn(move || {
@@ -100,8 +100,8 @@ impl SplitWorld {
         })
     }
 
-    /// Waits until the rules and routes of gateway A's machine are as before the first flow. For
-    /// some seconds the rules contain the addresses of connections that have begun.
+    /// Waits until the rules and routes of gateway A's machine are as before the first flow. The
+    /// rules remember the addresses of each SYN for a few seconds (`nft::intercept`).
     fn wait_for_rules(&self) {
         let are_as_before = || system(self.world.dumbbell.gateway_a()) == self.before;
         eventually(&self.gateways().a, "routes and rules as before", are_as_before);
@@ -134,7 +134,7 @@ fn check_all(flows: &[TcpStream]) {
     });
 }
 
-/// Waits until a flow that carries nothing ends. Returns false if it does not.
+/// Waits until an idle flow ends. Returns false if it is still open after the time limit.
 fn is_cut(client: &TcpStream) -> bool {
     match (&mut &*client).read(&mut [0]) {
         Ok(count) => count == 0,
@@ -237,12 +237,13 @@ fn a_flow_that_the_new_process_has_outlives_a_kill_of_the_old_one() {
 fn a_kill_of_the_old_process_before_all_is_sent_cuts_its_flows_and_no_later_ones() {
     let mut split = SplitWorld::new("");
     let flows = split.flows();
-    // At the message `end` the old process has paused, and has sent everything except this message.
+    // The relay kills the old process and ends instead of passing on `end`; the new process has
+    // received everything before.
     let action = "kill(old), sys.exit()";
     let relay = Relay::new(split.gateways().directory(), "relay", "\"end\"", action);
     let error = split.fail_to_upgrade(&relay).join().unwrap();
     assert!(error.contains("the service has ended"), "{error}");
-    assert!(flows.iter().all(is_cut), "a flow is neither cut nor continued");
+    assert!(flows.iter().all(is_cut), "a flow was not cut");
     eventually(&split.gateways().a, "the new process ends", || relay.has_ended());
     let gateways = split.world.gateways().unwrap();
     gateways.a.kill().unwrap();
@@ -295,6 +296,6 @@ fn sigterm_during_an_upgrade_cuts_all_flows_and_reverts_all_changes() {
     assert!(relay.has_ended(), "the old process has ended the new one");
     assert_eq!(system(split.world.dumbbell.gateway_a()), split.clean);
     assert!(gateways.a.status().is_err());
-    // New connections bypass gateway A.
+    // The kernel of gateway A's machine forwards new connections, without splitting them.
     check_echo(&split.connect(&split.servers[0]));
 }
