@@ -17,13 +17,13 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, MutableFields};
 
-/// Maximum length of an encoded packet.
+/// Length of the longest packet that repairs cover. The path's MTU is larger, by 300 bytes.
 pub const MTU: usize = 1_200;
 /// Bytes that each side has for received packets and waiting repairs.
 pub const MEMORY: usize = 1 << 16;
 
-/// Operations up to the end of the input. (A `Vec` would read a byte before each operation that
-/// says whether another operation follows.)
+/// Operations up to the end of the input. (A `Vec` would also read, before each operation, a byte
+/// that says whether one follows.)
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 
@@ -95,7 +95,8 @@ pub fn plane(side: usize, code: Code) -> Plane {
     member(side, Coding::Fixed(code), RackConfig::default())
 }
 
-/// Membership of a gateway in a rack of its site, whose peer is the only member of the other rack.
+/// Membership of a gateway in its site's rack. The gateway's peer is the only member of the other
+/// site's rack.
 pub fn rack() -> RackConfig {
     let slices = |n: usize| peer(n, None).sites.local;
     let own_slices = [slices(0), slices(1)].concat();
