@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   near host                                                   far host
-//!   port 3129                                                   ─▶ its fixed destination
+//!   port 3129                                                   ─▶ `to`, fixed for this port
 //!      └─ viaduct proxy: near.toml ═══ links, TCP or QUIC ═══▶ viaduct proxy: far.toml ─┘
 //! ```
 
@@ -43,8 +43,8 @@ pub struct Links {
     pub count: usize,
     /// Transport of each link.
     pub carrier: Carrier,
-    /// Congestion control at both ends, as in `bbr`; `None` for the default: the host's for
-    /// TCP, cubic for QUIC.
+    /// Congestion control at both ends, such as `bbr`; `None` for the default: the host's for TCP,
+    /// cubic for QUIC.
     pub congestion: Option<&'static str>,
 }
 

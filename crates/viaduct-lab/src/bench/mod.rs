@@ -1,4 +1,4 @@
-//! Benchmarks of TESLA, section 5.2. Each runs as a minimal process of its own, because
+//! Benchmarks of section 5.2 of the TESLA paper. Each runs as a minimal process of its own, because
 //! handlers wrap whole programs. The experiments start them with `viaduct lab bench`.
 //!
 //! ```text

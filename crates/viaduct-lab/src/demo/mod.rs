@@ -1,8 +1,8 @@
 //! `viaduct demo`: shows the effect of Viaduct to a reader without prior knowledge.
 //!
-//! Four unmodified programs cross an emulated link that loses packets: first with the plain
-//! kernel, then with a gateway at each site. The demo is an experiment like the others, so its
-//! result is kept as JSON and in a report; only its printed text is separate.
+//! Four unmodified programs cross an emulated link that loses packets: first with the plain kernel,
+//! then with a gateway at each site. The demo is an experiment like the others, so its result is
+//! kept as JSON and in a report; only the text that it prints has code of its own.
 //!
 //! ```text
 //!   settings ──> crossing: the experiment ──> findings ──> screen: drawing, table, lesson

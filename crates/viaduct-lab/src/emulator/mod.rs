@@ -12,7 +12,7 @@
 //! uses as well. This module adds the clock: the times of reads, writes and sleeps. A packet
 //! stays in one buffer from read to write; the model handles buffer numbers only.
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | `pool` | the buffers of one direction |
 //! | `one_way` | one direction: TUN, pool, link, TUN |
@@ -60,8 +60,9 @@ pub struct EmulatorConfig {
     pub seed: u64,
     /// Busy-waits while a packet is due soon: the highest precision, at the cost of up to one core.
     pub spin: bool,
-    /// Maximum bytes of packets per direction, in flight and queued; packets beyond it count as
-    /// dropped by the queue. Memory is allocated on first use.
+    /// Memory for the packets of each direction, in bytes. Each packet in flight or queued takes a
+    /// buffer of the MTU plus one byte; while none is free, packets that the loss model passes
+    /// count as dropped by the queue. Memory is allocated on first use.
     pub memory: usize,
 }
 
@@ -106,7 +107,7 @@ pub enum EmulatorError {
     #[error("cannot read the interface's counters")]
     Counters(#[source] io::Error),
     /// The thread ended before it answered.
-    #[error("the emulator's thread has ended; see its panic message above")]
+    #[error("the emulator's thread has ended; its panic message is above")]
     Ended,
 }
 
@@ -157,7 +158,7 @@ impl Emulator {
         self.ask(move |shuttle| shuttle.take_record(direction))
     }
 
-    /// Runs `question` in the thread between two packets, and returns the answer.
+    /// Runs `question` in the thread between two batches of packets, and returns the answer.
     fn ask<R: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Shuttle) -> R + Send + 'static,

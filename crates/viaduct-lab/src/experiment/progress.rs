@@ -72,7 +72,7 @@ impl Line {
 
     fn show(&self, text: String) {
         match &self.texts {
-            // The thread runs until `texts` is dropped.
+            // The send cannot fail: the thread receives until `texts` is dropped.
             Some(texts) => drop(texts.send(text)),
             None => eprintln!("{text}"),
         }

@@ -8,8 +8,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/forwarding-plain",
     title: "Rate at which the kernel alone forwards over the lab's dumbbell",
     figure: "Baseline for Maelstrom, section 4.6",
-    finding: "The paper's gateways are limited by a gigabit link; here the limit is the rate at \
-              which the kernel forwards single packets.",
+    finding: "The paper's gateways are limited by a gigabit link; here the limit is the kernel's \
+              forwarding rate, which without offloads is a rate of packets of one MTU.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -19,7 +19,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("mtu", 1500);
     run.congestion_control("cubic");
     run.steps(PATHS.len() + 1);
-    let plot = Plot::histogram("One flow through both gateways", ("", ""), ("rate", "Gb/s"));
+    let plot = Plot::histogram(
+        "One flow through both gateways' namespaces, without gateways",
+        ("", ""),
+        ("rate", "Gb/s"),
+    );
     let mut rates = [0.0; PATHS.len()];
     for (n, path) in PATHS.iter().enumerate() {
         run.step(path.name)?;
@@ -35,8 +39,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Configuration of the path: which of its devices (WAN, hosts' side) have offloads enabled, and
-/// therefore pass segments larger than the MTU.
+/// Offloads along the forwarding path: which of its devices (WAN, hosts' side) have offloads
+/// enabled, and therefore pass segments larger than the MTU.
 struct Path {
     name: &'static str,
     wan: bool,

@@ -1,7 +1,8 @@
 //! Slides 33 and 34 of *Taming the LFN*: response time by document size, at round trips of 40 and
-//! 300 ms. Each document has a connection of its own: directly, through a tunnel, over two Squids,
-//! or over two Squids connected by a tunnel. Then ([`neighbours`]): small sessions in a tunnel,
-//! during a large session and during a session whose reader has stopped.
+//! 300 ms. The documents are fetched over a direct connection for each document, over a connection
+//! for each document through a tunnel, over two Squids with a connection for each document, and
+//! over two Squids with persistent connections through a tunnel. [`neighbours`] then measures small
+//! sessions in a tunnel, during a large session and during a session whose reader has stopped.
 
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;
@@ -18,9 +19,9 @@ const SQUIDS: [Setup; 2] = [
     Setup::Squid(Windows::Plain, Connections::OneEach),
     Setup::Squid(Windows::Large, Connections::OneEach),
 ];
-/// Maximum ratio of two median response times of small documents: with a tunnel between the Squids,
-/// and with the better of the [`SQUIDS`]. The tunnel saves the handshake, one of two round trips,
-/// so about 0.5 is expected; the bound is the same as in [`mux`](super::mux).
+/// Maximum median response time of small documents with a tunnel between the Squids, relative to
+/// the better of the [`SQUIDS`]. The tunnel saves the handshake, one of two round trips, so about
+/// 0.5 is expected; the bound is the same as in [`mux`](super::mux).
 const MAX_OF_SQUID: f64 = 0.75;
 
 pub(in crate::experiments) const ABOUT: About = About {

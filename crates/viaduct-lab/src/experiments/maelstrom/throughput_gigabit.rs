@@ -48,7 +48,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     by_delay(run, &flows, delays, &results)
 }
 
-/// Measures the Mb/s of the flows without and with gateways.
+/// Measures the throughput of the flows in Mb/s without and with gateways.
 fn measure(run: &mut Run, flows: &Iperf, delay: u32, loss: f64) -> Result<(f64, f64)> {
     let config = format!("rate=1G,delay={delay}ms,queue=50ms,loss={loss}");
     let mut world = World::new((1500, 1500), &link(&config), run.seed(), run.journal())?;
@@ -93,7 +93,7 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
 }
 
 /// Formats the gateways' counters: packets protected by A; losses recovered by B, with their mean
-/// latency; copies missed by the taps: A's of outgoing packets, and B's of incoming ones.
+/// latency; outgoing packets that A's tap missed; incoming packets that B's tap missed.
 fn gateway_summary(world: &World) -> Result<String> {
     let gateways = world.running()?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);
@@ -101,7 +101,7 @@ fn gateway_summary(world: &World) -> Result<String> {
     let latency = b.peer().receiver.latency_sum / b.peer().receiver.recovered.max(1);
     Ok(format!(
         "{} of {} packets protected, {} of {} lost ones recovered after {latency} us on average, \
-         {} and {} copies missed by the taps",
+         A's tap missed {} outgoing packets, B's tap {} incoming ones",
         sender.protected,
         sender.packets,
         link.recovered,

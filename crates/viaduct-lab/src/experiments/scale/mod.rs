@@ -2,7 +2,7 @@
 //!
 //! Modules other than the experiments:
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | `served` | files that all replicas serve, and downloads from the replicas |
 //! | `service` | replicas in a rack, and two boxes in front of them |

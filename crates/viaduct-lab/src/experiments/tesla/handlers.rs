@@ -15,7 +15,7 @@ const BLOCK: usize = 64 << 10;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/handlers",
-    title: "Gain of compression and striping over 100 Mb/s",
+    title: "Gain from compression and striping on links of 100 Mb/s",
     figure: "TESLA, sections 1 and 4.3",
     finding: "Services such as striping one flow over several connections fit the session layer.",
 };

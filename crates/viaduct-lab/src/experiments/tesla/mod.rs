@@ -1,4 +1,5 @@
-//! Figures of TESLA: cost of handlers under unmodified programs, and tests of their function.
+//! Figures of the TESLA paper: cost of handlers under unmodified programs, and tests of their
+//! function.
 
 pub(super) mod bandwidth;
 pub(super) mod congestion;

@@ -8,7 +8,7 @@
 //!
 //! Modules other than the experiments:
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | `served` | a real `viaduct serve` |
 //! | `replicas` | several servers that share their files, a secret and an address |

@@ -11,7 +11,7 @@
 //!   3  lying clients and honest ones, under losses
 //! ```
 //!
-//! | file | noun |
+//! | file | contains |
 //! |---|---|
 //! | [`raw_client`] | a client over UDP: messages can be held back, altered or sent twice |
 //! | [`forgeries`] | part 1 |
