@@ -4,7 +4,7 @@
 //! ```text
 //!   read    ── Request ──▶ serve    ◀── blocks at full speed; prints bytes per second
 //!   write   ── Request, blocks ──▶  ◀── bytes received, and the time
-//!   volley  ── Request, a byte ──▶  ◀── a byte, repeated; prints volleys per second
+//!   volley  ── Request, a byte ──▶  ◀── a byte, repeated; prints round trips per second
 //!   fetch   ── Request ──▶          ◀── n bytes, each compared; prints their trace
 //!
 //!   connect, close, flows    costs of opening and closing; hold serves connect and flows

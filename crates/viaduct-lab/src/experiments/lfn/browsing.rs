@@ -76,7 +76,7 @@ impl Setup {
                     Windows::Plain => "plain Squid",
                     Windows::Large => "Squid, large windows",
                 };
-                let kept = if connections == Connections::Kept { ", kept" } else { "" };
+                let kept = if connections == Connections::Kept { ", persistent" } else { "" };
                 format!("{windows}{kept}")
             }
         }

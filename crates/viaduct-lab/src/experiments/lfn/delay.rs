@@ -59,7 +59,10 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     compare_with_squids(run, &found);
     let at_300 = |load: &Browsing| load.rtt == 300 && setups.contains(&load.setup);
     for (load, browsed) in found.iter().filter(|(load, _)| at_300(load)) {
-        let name = format!("300 ms, {}: median small document, RTT", load.setup.name());
+        let name = format!(
+            "300 ms, {}: median response time of small documents, in round trips",
+            load.setup.name()
+        );
         let bound =
             if load.setup == Setup::Plain { Bound::AtLeast(2.0) } else { Bound::AtMost(1.3) };
         run.check(&name, browsed.small(0.5) / 300.0, bound);
@@ -79,7 +82,8 @@ fn compare_with_squids(run: &mut Run, found: &[(&Browsing, Browsed)]) {
         {
             let setup = load.setup.name();
             let name = format!(
-                "{rtt} ms, Squid over {setup}: median small document, relative to Squid alone"
+                "{rtt} ms, Squid over {setup}: median response time of small documents, \
+                 relative to Squid alone"
             );
             run.at_most(&name, browsed.small(0.5) / best, MAX_OF_SQUID);
         }

@@ -42,9 +42,13 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
             ("a large session", medians.with_large),
         ];
         run.plot_bars(&plot, &name, bars);
-        let check = format!("{name}: small sessions with a stopped reader, relative to alone");
+        let check = format!(
+            "{name}: median time of small sessions next to a stopped reader, relative to without it"
+        );
         run.at_most(&check, medians.with_stopped / alone, 1.2);
-        let check = format!("{name}: 20 small sessions with a large one, relative to alone");
+        let check = format!(
+            "{name}: median time of 20 small sessions next to a large one, relative to without it"
+        );
         run.at_most(&check, medians.with_large / alone, 1.5);
     }
     Ok(())

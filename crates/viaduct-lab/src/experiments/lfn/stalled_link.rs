@@ -30,7 +30,7 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
     run.plot_points(&plot, "tunnel", points);
     let all = SESSIONS as f64;
     run.at_least("1 link falls silent: sessions that wait", waited[0] as f64, all);
-    let name = "1 link of 3 falls silent: sessions that wait (those on it, 2)";
+    let name = "1 link of 3 falls silent: sessions that wait (2 use this link)";
     run.within(name, waited[1] as f64, 1.0, all / 3.0);
     Ok(())
 }

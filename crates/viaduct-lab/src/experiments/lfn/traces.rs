@@ -132,15 +132,19 @@ fn checks(run: &mut Run, found: &[Played]) {
     let silence = |name, stack: usize| of(name).map_or(f64::NAN, |t| t[stack].longest_silence());
     let [one, clustered, overshoot] =
         ["600 ms, one loss", "600 ms, clustered losses", "600 ms, overshoot"];
-    run.at_most(&format!("{one}: stall of 1999, s (no time-out)"), stall(one, 0), TIME_OUT);
+    run.at_most(
+        &format!("{one}: stall of the TCP of 1999, s (no time-out)"),
+        stall(one, 0),
+        TIME_OUT,
+    );
     for (name, least) in [(clustered, 3.0), (overshoot, 6.0)] {
-        let check = format!("{name}: stall of 1999, s (a time-out is {TIME_OUT})");
+        let check = format!("{name}: stall of the TCP of 1999, s (a time-out is {TIME_OUT})");
         run.at_least(&check, stall(name, 0), least);
-        let check = format!("{name}: stall of 1999, relative to today's (cubic)");
+        let check = format!("{name}: stall of the TCP of 1999, relative to today's (cubic)");
         run.at_least(&check, stall(name, 0) / stall(name, 1), 2.0);
     }
     if let (Some(short), Some(long)) = (of("40 ms"), of("300 ms")) {
-        let name = "1999: Mb/s at 300 ms, relative to 40 ms";
+        let name = "TCP of 1999: Mb/s at 300 ms, relative to 40 ms";
         run.at_most(name, long[0].rate() / short[0].rate(), 0.5);
     }
     let check = format!("{one}: longest time without new data today (cubic), RTT");

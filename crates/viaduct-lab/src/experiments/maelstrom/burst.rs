@@ -99,7 +99,8 @@ fn checks(run: &mut Run, sweep: &Sweep) {
     }
     let fall = |pair: &[(u32, Share, f64)]| pair[0].2 / pair[1].2;
     let falls = points.windows(2).map(fall).fold(0.0, f64::max);
-    let name = format!("{code}: largest fall of the average latency to the next length, ratio");
+    let name =
+        format!("{code}: largest drop of mean latency from one burst length to the next, ratio");
     run.at_most(&name, falls, 1.05);
     if let (Some(first), true) = (points.first(), immediate) {
         run.at_most(&format!("{code}: average latency of single losses, ms"), first.2, 5.0);

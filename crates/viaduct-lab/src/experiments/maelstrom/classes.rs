@@ -29,9 +29,9 @@ struct Stream {
 }
 
 const STREAMS: [Stream; 3] = [
-    Stream { name: "50 a second during bulk", length: 84, pace: 50.0, concurrent: true },
+    Stream { name: "50 packets a second during bulk", length: 84, pace: 50.0, concurrent: true },
     Stream { name: "5 Mb/s during bulk", length: 200, pace: 3_125.0, concurrent: true },
-    Stream { name: "50 a second alone", length: 84, pace: 50.0, concurrent: false },
+    Stream { name: "50 packets a second alone", length: 84, pace: 50.0, concurrent: false },
 ];
 
 /// Streams of 84-byte packets: packets per second, class, and maximum repair bytes per data byte.

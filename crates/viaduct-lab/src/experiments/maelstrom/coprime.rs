@@ -66,10 +66,13 @@ fn checks(run: &mut Run, words: &str, pairs: &[[Share; 2]]) {
     // result depends on which repairs these are: the repairs of (1,10,20) are placed more
     // favourably, which gains about half a percentage point.
     let worst = if words == "delayed" { 0.0 } else { -1.0 };
-    let name = format!("{words} XORs: lowest gain of coprime with its margin, percentage points");
+    let name = format!(
+        "{words} XORs: lowest gain of coprime interleaves plus its error, percentage points"
+    );
     run.at_least(&name, least, worst);
     if let Some(last) = pairs.last() {
-        let name = format!("{words} XORs, 10 % loss: gain of coprime, percentage points");
+        let name =
+            format!("{words} XORs, 10 % loss: gain of coprime interleaves, percentage points");
         run.at_least(&name, gain(last), 5.0);
     }
 }

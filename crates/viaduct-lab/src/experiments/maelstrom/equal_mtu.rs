@@ -52,8 +52,10 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 run.plot_bar(&plot, &format!("hosts {mtu}"), (x, case), value);
             }
         }
-        let name =
-            format!("{case}: repair bytes per data byte, in addition to those with hosts of 1200");
+        let name = format!(
+            "{case}: repair bytes per data byte: hosts with the link's MTU, minus hosts with \
+             MTU 1200"
+        );
         run.at_most(&name, bytes[1] - bytes[0], MORE);
     }
     Ok(())

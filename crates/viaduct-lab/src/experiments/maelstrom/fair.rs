@@ -85,9 +85,9 @@ fn compete(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()
         run.plot_bar(&plot, name, (queue.len(), queue), value);
     }
     let name = |what: &str| format!("queue of {queue}: {what}");
-    run.check(&name("protected, relative to half of two plain"), protected, SHARE);
-    run.check(&name("plain, relative to half of two plain"), plain, SHARE);
-    run.at_least(&name("sum, relative to two plain"), sum, SUM);
+    run.check(&name("protected flow, relative to one of two plain flows"), protected, SHARE);
+    run.check(&name("plain flow, relative to one of two plain flows"), plain, SHARE);
+    run.at_least(&name("sum, relative to two plain flows"), sum, SUM);
     let drops = name("share of queue drops classified as random losses");
     run.at_most(&drops, told, 1.0 - TOLD_DROPS);
     Ok(())
@@ -128,8 +128,8 @@ fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
         let lost = share(&with) / share(&plain).max(1e-6);
         Ok([overhead(&before, &world.sender()?), lost])
     })?;
-    run.at_most("220 Mb/s on 200: repair bytes per data byte", bytes, OVERLOAD);
-    run.at_most("220 Mb/s on 200: share lost, relative to plain", lost, LOST);
+    run.at_most("220 Mb/s offered on a link of 200: repair bytes per data byte", bytes, OVERLOAD);
+    run.at_most("220 Mb/s offered on a link of 200: share lost, relative to plain", lost, LOST);
     Ok(())
 }
 

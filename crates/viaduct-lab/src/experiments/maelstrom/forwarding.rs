@@ -167,7 +167,7 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     run.at_least("throttled: delivery, relative to gateways off", delivered / plain.paced, 0.98);
     run.within("throttled: packets protected", share(protected, packets), 0.05, 0.95);
     let all_counted = share(protected + counted, packets);
-    run.within("throttled: protected and counted as unprotected", all_counted, 1.0, 1.0);
+    run.within("throttled: packets counted, as protected or as unprotected", all_counted, 1.0, 1.0);
     Ok(())
 }
 

@@ -104,7 +104,7 @@ fn record(
 ) {
     let latencies = latencies_ms(outcome);
     let figures = [
-        ("Loss events left unrecovered", ("events", "1/s"), per_second),
+        ("Loss events not recovered", ("events", "1/s"), per_second),
         ("Mean recovery latency", ("latency", "ms"), mean(&latencies)),
         ("Recovery latency, 99th percentile", ("latency", "ms"), quantile(&latencies, 0.99)),
     ];
@@ -169,13 +169,25 @@ fn checks(run: &mut Run, left: &[(&str, String, f64)]) {
     };
     let (at_once, waiting) = (layers(10, &[1, 61, 127]), delayed(10, &[1, 61, 127]));
     for loss in ["bursts of 8", "bursts of 30"] {
-        run.at_most(&format!("{loss}, events left per second: {waiting}"), of(loss, &waiting), 0.1);
-        let name = format!("{loss}, events left per second: {waiting}, relative to immediate");
+        run.at_most(
+            &format!("{loss}, loss events not recovered per second: {waiting}"),
+            of(loss, &waiting),
+            0.1,
+        );
+        let name = format!("{loss}, loss events not recovered: {waiting}, relative to immediate");
         run.at_most(&name, of(loss, &waiting) / of(loss, &at_once), 0.2);
         // A block is lost if two bursts hit it: about one block in ten seconds.
         let long = blocks(100, 40, 1);
-        run.at_most(&format!("{loss}, events left per second: {long}"), of(loss, &long), 0.25);
+        run.at_most(
+            &format!("{loss}, loss events not recovered per second: {long}"),
+            of(loss, &long),
+            0.25,
+        );
         let sliding = window(3, 10);
-        run.at_most(&format!("{loss}, events left per second: {sliding}"), of(loss, &sliding), 0.1);
+        run.at_most(
+            &format!("{loss}, loss events not recovered per second: {sliding}"),
+            of(loss, &sliding),
+            0.1,
+        );
     }
 }

@@ -118,8 +118,9 @@ fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {
         return;
     };
     let of_plain_lossless = with / plain_lossless;
-    run.at_least("at 1 %: protected, relative to plain without loss", of_plain_lossless, OF_PLAIN);
-    run.at_least("at 1 %: protected, relative to protected without loss", with / lossless, 0.9);
-    run.at_least("at 1 %: protected, relative to plain", with / without, 10.0);
-    run.at_least("at 1 %: protected, Mb/s", with, 200.0);
+    let name = |what: &str| format!("{DELAY} ms, 1 %: protected, {what}");
+    run.at_least(&name("relative to plain without loss"), of_plain_lossless, OF_PLAIN);
+    run.at_least(&name("relative to protected without loss"), with / lossless, 0.9);
+    run.at_least(&name("relative to plain"), with / without, 10.0);
+    run.at_least(&name("Mb/s"), with, 200.0);
 }

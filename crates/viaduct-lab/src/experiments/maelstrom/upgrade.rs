@@ -91,7 +91,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let p99 = quantile(&pauses, 0.99);
     run.at_most("time without repairs, p99, ms", p99, MAX_UNPROTECTED_MS);
     let mean = unprotected_ms(&upgrades, &sent, (begun, duration));
-    run.at_most("mean time without repairs, from lost messages, ms", mean, MAX_UNPROTECTED_MS);
+    run.at_most(
+        "mean time without repairs, estimated from lost messages, ms",
+        mean,
+        MAX_UNPROTECTED_MS,
+    );
     run.at_most("new sessions", handshakes as f64, 0.0);
     let descriptors: Vec<_> = upgrades.iter().map(|of| of.usage.descriptors as f64).collect();
     let grown = growth(&descriptors);

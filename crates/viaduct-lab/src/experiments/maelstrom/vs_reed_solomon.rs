@@ -98,8 +98,7 @@ fn latencies(run: &mut Run) -> Result<()> {
     run.param("median_singles_ms", medians.iter().map(|m| m.round()).collect::<Vec<_>>());
     let name = "median latency of single losses, layers relative to Reed-Solomon";
     run.at_most(name, medians[1] / medians[0], 0.1);
-    let name =
-        "layers are slow in bursts: highest average, relative to the median of single losses";
+    let name = "layers: highest moving average of latency, relative to the median of single losses";
     run.at_least(name, highest[1] / medians[1], 3.0);
     Ok(())
 }

@@ -68,7 +68,8 @@ pub(super) struct Testbed<'a> {
     _scratch: Scratch,
 }
 
-/// Cost of a volley, or of another unit that a client counts, over all processes of both ends.
+/// Cost of a one-byte round trip, or of another unit that a client counts, over all processes of
+/// both ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     /// Times that a thread was scheduled onto a processor.

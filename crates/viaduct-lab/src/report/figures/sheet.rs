@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::rows::{Row, State, System};
 
-const HEAD: &str = "| seed | claim | command | bound | last value | state |\n\
+const HEAD: &str = "| source | claim | command | bound | last value | state |\n\
                     |---|---|---|---|---|---|\n";
 
 const MAX_CELL: usize = 100;

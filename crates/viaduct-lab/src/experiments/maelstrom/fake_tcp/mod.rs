@@ -156,8 +156,8 @@ fn found(run: &mut Run, times: usize, times_one_way: usize) -> Result<()> {
         *longest = longest.max(found);
     }
     let [both, one] = longest;
-    run.at_most("from UDP dropped to an answer by fake TCP, maximum, s", both, MAX_FOUND);
-    let name = "from UDP dropped in one direction to an answer by fake TCP, maximum, s";
+    run.at_most("time from the loss of UDP to an answer by fake TCP, maximum, s", both, MAX_FOUND);
+    let name = "time from the loss of UDP in one direction to an answer by fake TCP, maximum, s";
     run.at_most(name, one, MAX_FOUND);
     Ok(())
 }
