@@ -22,8 +22,8 @@ pub struct RuleArgs {
     /// Read rules from a file, one per line: only PATTERN, except PATTERN or refuse PATTERN
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Refuse traffic that the handlers cannot process, such as datagrams and raw sockets; the
-    /// default if a handler hides or protects data
+    /// Refuse traffic that the handlers cannot process, such as datagrams and raw sockets (default
+    /// if a handler hides or protects data)
     #[arg(long, conflicts_with = "no_strict")]
     strict: bool,
     /// Let traffic that the handlers cannot process go direct, even if a handler hides or protects
