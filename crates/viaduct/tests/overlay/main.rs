@@ -287,9 +287,9 @@ fn a_wrong_config_is_refused_in_one_line() {
             "[socks]\nlisten = \"127.0.0.1:0\"\nallow-to = [\"10.0.0.0/8\"]\n",
             "allow-from is missing",
         ),
-        ("[socks]\nexpect = [\"connect\"]\n", "leave it out"),
+        ("[socks]\nexpect = [\"connect\"]\n", "remove it"),
         ("[[peer]]\nname = \"b\"\nkey = \"12\"\nendpoint = \"127.0.0.1:1\"\n", "64 hexadecimal"),
-        ("[[peer]]\nname = \"b\"\nkey = \"KEY\"\nendpoint = \"[::1]:1\"\n", "another family"),
+        ("[[peer]]\nname = \"b\"\nkey = \"KEY\"\nendpoint = \"[::1]:1\"\n", "the address family differs"),
         ("[[peer]]\nname = \"b\"\nkey = \"KEY\"\nendpoint = \"127.0.0.1:1\"\n", "name or the key"),
     ] {
         let (fine, said) = check(&(node.to_owned() + &rest.replace("KEY", &key)));

@@ -93,7 +93,7 @@ fn encrypted_flows_are_never_sent_in_plaintext() {
     let mute = fails(&world, &format!("+trickles:way=tcp,key={other}"), &url);
     let said = String::from_utf8(mute.stderr).unwrap();
     assert!(
-        said.contains("does not answer: a server without a key, or with another one"),
+        said.contains("does not answer: a server without a key, or with another key"),
         "{said}"
     );
     fails(&world, "+trickles:way=tcp", &url);
