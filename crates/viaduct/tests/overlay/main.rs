@@ -289,7 +289,7 @@ fn a_wrong_config_is_refused_in_one_line() {
         ),
         ("[socks]\nexpect = [\"connect\"]\n", "remove it"),
         ("[[peer]]\nname = \"b\"\nkey = \"12\"\nendpoint = \"127.0.0.1:1\"\n", "64 hexadecimal"),
-        ("[[peer]]\nname = \"b\"\nkey = \"KEY\"\nendpoint = \"[::1]:1\"\n", "the address family differs"),
+        ("[[peer]]\nname = \"b\"\nkey = \"KEY\"\nendpoint = \"[::1]:1\"\n", "family differs"),
         ("[[peer]]\nname = \"b\"\nkey = \"KEY\"\nendpoint = \"127.0.0.1:1\"\n", "name or the key"),
     ] {
         let (fine, said) = check(&(node.to_owned() + &rest.replace("KEY", &key)));
