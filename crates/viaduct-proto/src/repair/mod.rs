@@ -41,6 +41,7 @@ pub mod health;
 pub mod identity;
 mod in_flight;
 pub mod lanes;
+mod lapses;
 mod ledger;
 mod liveness;
 mod names;

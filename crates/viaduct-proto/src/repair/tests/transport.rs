@@ -21,6 +21,8 @@ struct Network {
     passes: [[bool; 2]; 2],
     /// Share of each gateway's long datagrams over UDP that a policer drops; short datagrams pass.
     policed: [f64; 2],
+    /// Share of all datagrams over UDP that a strict policer drops.
+    dropped: f64,
     rng: Rng,
     /// For each gateway and transport, number of the gateway's datagrams that arrived.
     arrived: [[usize; 2]; 2],
@@ -36,7 +38,7 @@ impl Network {
         };
         let planes = [plane(1, 2), plane(2, 1)];
         let (now, passes, rng) = (Instant::ZERO, [[true; 2]; 2], Rng::from_seed(1));
-        Network { now, planes, passes, policed: [0.0; 2], rng, arrived: [[0; 2]; 2] }
+        Network { now, planes, passes, policed: [0.0; 2], dropped: 0.0, rng, arrived: [[0; 2]; 2] }
     }
 
     fn exchange(&mut self) {
@@ -48,7 +50,10 @@ impl Network {
                 let transport = to.transport;
                 assert_eq!(to, source(1 - from, transport), "at its visible address");
                 let is_policed = transport == Transport::Udp && datagram.len() > 500;
-                let is_dropped = is_policed && self.rng.chance(self.policed[from]);
+                let is_dropped = is_policed && self.rng.chance(self.policed[from])
+                    || transport == Transport::Udp
+                        && self.dropped > 0.0
+                        && self.rng.chance(self.dropped);
                 if self.passes[from][transport as usize] && !is_dropped {
                     self.arrived[from][transport as usize] += 1;
                     let source = source(from, transport);
@@ -189,6 +194,23 @@ fn throttled_udp_is_abandoned_in_either_direction() {
         network.run(60_000);
         assert_eq!(network.transports(), UDP, "from {from}");
         network.stream(from, 60);
+        assert_eq!(network.transports(), UDP, "from {from}");
+    }
+}
+
+#[test]
+fn udp_is_left_if_its_sessions_fall_silent_again_and_again() {
+    for from in [0, 1] {
+        let mut network = Network::new([TransportChoice::Auto; 2]);
+        network.run(1_000);
+        assert_eq!(network.transports(), UDP);
+        network.dropped = 0.9;
+        network.stream(from, 60);
+        assert_eq!(network.transports(), FAKE_TCP, "from {from}");
+        network.stream(from, 60);
+        assert_eq!(network.transports(), FAKE_TCP, "from {from}");
+        network.dropped = 0.0;
+        network.run(300_000);
         assert_eq!(network.transports(), UDP, "from {from}");
     }
 }
