@@ -134,6 +134,7 @@ impl Peer {
             let packets = Tally { sent: covered, lost };
             self.throttle.measure(now, [self.session.datagrams, packets]);
         }
+        self.reporting.is_urgent = self.throttle.tells;
     }
 
     fn answer(&mut self, now: Instant, need: Need) {

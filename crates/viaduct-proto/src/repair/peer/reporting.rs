@@ -51,6 +51,9 @@ pub(super) struct Reporting {
     every: Duration,
     /// Latest time of the next report.
     next: Instant,
+    /// True if reports are sent every [`LATE_EVERY`], because the peer must learn of a throttle that
+    /// drops most of them.
+    pub(super) is_urgent: bool,
 }
 
 impl Reporting {
@@ -64,6 +67,7 @@ impl Reporting {
             reports: 0,
             every,
             next: now + every,
+            is_urgent: false,
         }
     }
 
@@ -100,7 +104,8 @@ impl Reporting {
         let late = heard_at
             .filter(|heard_at| *at < *heard_at + GONE_AFTER)
             .map(|heard_at| (heard_at + LATE_AFTER).max(*at + LATE_EVERY));
-        let next = late.map_or(self.next, |late| late.min(self.next));
+        let urgent = self.is_urgent.then_some(*at + LATE_EVERY);
+        let next = late.into_iter().chain(urgent).fold(self.next, Instant::min);
         let is_doubted = path.in_doubt && !told.in_doubt;
         let is_old = path.random.bursts != told.random.bursts
             || path.congested != told.congested
