@@ -29,12 +29,17 @@ struct World {
 impl World {
     /// Builds the network. The gateways do not run yet; they reach each other by IPv6 if `v6`.
     fn new(v6: bool, transport: &str) -> World {
+        World::with_fec(v6, transport, "")
+    }
+
+    /// As [`World::new`], with these lines of `[peer.fec]`.
+    fn with_fec(v6: bool, transport: &str, fec: &str) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
         let middlebox = Middlebox::build(&Wan::Veth, 1500, &Journal::new()).unwrap();
         middlebox.node.run("nft", &[LOSS]).unwrap();
         middlebox.drop_udp(true).unwrap();
         let peer = format!("transport = \"{transport}\"\n");
-        let spec = GatewaySpec { peer, ..GatewaySpec::default() };
+        let spec = GatewaySpec { peer, ..GatewaySpec::fec(fec) };
         World { gateways: Gateways::beside(&middlebox, v6, &spec).unwrap(), middlebox }
     }
 
@@ -105,20 +110,23 @@ fn where_udp_is_dropped_fake_tcp_protects_until_udp_is_back() {
 
 #[test]
 fn where_udp_is_throttled_fake_tcp_protects() {
-    let mut world = World::new(false, "auto");
+    // With packets as sparse as these, this code sends some 1,000 datagrams a second.
+    let mut world = World::with_fec(false, "auto", "code = \"layered\"\nr = 8\nc = 3\n");
     world.middlebox.drop_udp(false).unwrap();
     world.gateways.start_both().unwrap();
     world.lost_pings(100);
     assert_eq!(world.transports(), ["udp", "udp"]);
     let limit =
-        "add rule inet fw ban meta l4proto udp limit rate over 5/second burst 5 packets drop";
+        "add rule inet fw ban meta l4proto udp limit rate over 100/second burst 5 packets drop";
     world.middlebox.node.run("nft", &[limit]).unwrap();
     let is_left = || {
         world.lost_pings(400);
         world.transports() == ["fake-tcp", "fake-tcp"]
     };
     assert!(within(Duration::from_secs(60), is_left), "{}", world.gateways.a.log());
-    assert_eq!(world.status()[0].peers[0].transport_reason, "UDP is throttled");
+    // If no report passes for a moment, the handshake over fake TCP may have been answered first.
+    let reason = world.status()[0].peers[0].transport_reason.clone();
+    assert!(["UDP is throttled", "UDP is not answered"].contains(&&reason[..]), "{reason}");
     let lost = world.lost_pings(400);
     assert!(lost <= 6, "{lost} lost");
 }
