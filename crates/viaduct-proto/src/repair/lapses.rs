@@ -48,8 +48,8 @@ mod tests {
         Instant::ZERO + Duration::from_secs(seconds)
     }
 
-    /// Starts sessions at these times, all but the first after a silence. Returns the times at which
-    /// UDP counted as throttled.
+    /// Starts sessions at these times, all but the first after a silence. Returns the times at
+    /// which UDP counted as throttled.
     fn throttled_at(starts: &[u64]) -> Vec<u64> {
         let mut lapses = Lapses::default();
         let is_throttled = |&start: &u64| {

@@ -51,8 +51,8 @@ pub(super) struct Reporting {
     every: Duration,
     /// Latest time of the next report.
     next: Instant,
-    /// True if reports are sent every [`LATE_EVERY`], because the peer must learn of a throttle that
-    /// drops most of them.
+    /// True if reports are sent every [`LATE_EVERY`], because the peer must learn of a throttle
+    /// that drops most of them.
     pub(super) is_urgent: bool,
 }
 
