@@ -41,7 +41,6 @@ pub mod health;
 pub mod identity;
 mod in_flight;
 pub mod lanes;
-mod lapses;
 mod ledger;
 mod liveness;
 mod names;

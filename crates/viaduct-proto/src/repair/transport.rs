@@ -15,7 +15,6 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::lapses::Lapses;
 use crate::time::{Duration, Instant};
 
 /// Transport of datagrams between gateways.
@@ -139,7 +138,6 @@ pub(super) struct Selector {
     /// True if the peer does not receive this gateway's datagrams, although this gateway receives
     /// the peer's.
     unheard: bool,
-    lapses: Lapses,
     /// Time of the next probe of UDP, and the interval from this probe to the following one.
     probe: Option<(Instant, Duration)>,
     /// Time of the last return to UDP.
@@ -155,7 +153,7 @@ impl Selector {
             TransportChoice::Only(only) => only,
         };
         let (probe, returned, cause) = Default::default();
-        let (unanswered, avoids_udp, unheard, lapses, failures) = Default::default();
+        let (unanswered, avoids_udp, unheard, failures) = Default::default();
         Selector {
             choice,
             current,
@@ -163,7 +161,6 @@ impl Selector {
             unanswered,
             avoids_udp,
             unheard,
-            lapses,
             probe,
             returned,
             failures,
@@ -185,11 +182,6 @@ impl Selector {
         self.avoids_udp = true;
     }
 
-    /// Returns whether the next handshakes avoid UDP, because it is throttled.
-    pub(super) fn avoids_udp(&self) -> bool {
-        self.avoids_udp
-    }
-
     /// Returns whether datagrams over this transport are accepted.
     pub(super) fn allows(&self, transport: Transport) -> bool {
         matches!(self.choice, TransportChoice::Auto)
@@ -199,9 +191,6 @@ impl Selector {
     /// Transports over which the handshake that is due now is sent. `silent`: the peer does not
     /// answer.
     pub(super) fn handshake(&mut self, silent: bool) -> &'static [Transport] {
-        if silent || self.unheard {
-            self.lapses.handle_silence();
-        }
         let is_first = self.unanswered == 0 && !silent && !self.unheard;
         self.unanswered = self.unanswered.saturating_add(1);
         match self.choice {
@@ -231,13 +220,10 @@ impl Selector {
     }
 
     /// Records the transport of the session that is now used. `own`: this gateway has started the
-    /// session. If [`Selector::avoids_udp`] is true afterwards, a handshake is due.
+    /// session.
     pub(super) fn handle_session(&mut self, now: Instant, transport: Transport, own: bool) {
         (self.unanswered, self.unheard) = (0, false);
         let was_throttled = std::mem::take(&mut self.avoids_udp);
-        if transport == Transport::Udp && self.current == Transport::Udp && self.is_auto() {
-            self.avoids_udp = self.lapses.handle_session(now);
-        }
         if transport == self.current || !self.is_auto() {
             return;
         }

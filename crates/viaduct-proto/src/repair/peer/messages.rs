@@ -58,9 +58,6 @@ impl Peer {
             }
             self.paths.selector.handle_session(now, from.transport, is_own);
             self.throttle.restart();
-            if self.paths.selector.avoids_udp() {
-                self.session.schedule.start(now);
-            }
             // The first message under new keys confirms the keys to the responder, and carries the
             // sender's next packet number.
             self.reporting.restart();
