@@ -74,6 +74,30 @@ impl UdpBatch {
         UdpBatch::new(socket, address)
     }
 
+    /// Opens another socket with the same address, which receives the datagrams of `peer` from now
+    /// on: the kernel prefers a connected socket. Queued datagrams remain in this socket's queue.
+    /// While the call lasts, the new socket may also receive datagrams of other peers.
+    ///
+    /// # Errors
+    /// No descriptor is left, or there is no route to `peer`.
+    pub fn connected_to(&self, peer: SocketAddr) -> io::Result<UdpBatch> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+        let address = self.local_addr()?;
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        if address.is_ipv6() {
+            sockopt::set_ipv6_v6only(&socket, sockopt::ipv6_v6only(&self.socket)?)?;
+        }
+        // Two sockets can be bound to an address only if both allow it. Afterwards this one no
+        // longer does, so that no further socket gets its datagrams.
+        sockopt::set_socket_reuseport(&socket, true)?;
+        sockopt::set_socket_reuseport(&self.socket, true)?;
+        let connected = bind(&socket, &address).and_then(|()| connect(&socket, &peer));
+        sockopt::set_socket_reuseport(&self.socket, false)?;
+        connected?;
+        UdpBatch::new(socket.into(), address)
+    }
+
     /// Returns another handle of the same socket, for another thread.
     ///
     /// # Errors
@@ -220,6 +244,48 @@ mod tests {
         let mut buffer = [0; 200];
         assert_eq!(receiver.recv(&mut buffer).unwrap().unwrap().0, 100);
         assert_eq!(receiver.recv(&mut buffer).unwrap().unwrap().0, 100);
+    }
+
+    #[test]
+    fn a_connected_socket_receives_the_datagrams_of_its_peer_alone() {
+        let local = ["127.0.0.1:0", "[::1]:0"].map(|at| at.parse::<SocketAddr>().unwrap());
+        for (host, peers) in [
+            ("127.0.0.1:0", local[0]),
+            ("0.0.0.0:0", local[0]),
+            ("[::1]:0", local[1]),
+            ("[::]:0", local[1]),
+            ("[::]:0", local[0]),
+        ] {
+            let listener = UdpBatch::bind(host.parse().unwrap()).unwrap();
+            let to = SocketAddr::new(peers.ip(), listener.local_addr().unwrap().port());
+            let peers = [0; 3].map(|_| UdpSocket::bind(peers).unwrap());
+            let send = |n: usize| peers[n].send_to(&[n as u8], to).unwrap();
+            let mut buffer = [0; 9];
+            let mut next = |of: &UdpBatch| {
+                let received = of.recv(&mut buffer).unwrap();
+                received.map(|(_, from)| (buffer[0], from))
+            };
+            let mut own = Vec::new();
+            for n in 0..2 {
+                send(n);
+                let (_, from) = next(&listener).unwrap();
+                send(n);
+                own.push(listener.connected_to(from).unwrap());
+                assert_eq!(next(&listener), Some((n as u8, from)), "it was queued before");
+            }
+            for n in 0..3 {
+                send(n);
+            }
+            assert_eq!(next(&own[0]).map(|(n, _)| n), Some(0), "{host}");
+            assert_eq!(next(&own[1]).map(|(n, _)| n), Some(1), "{host}");
+            assert_eq!(next(&listener).map(|(n, _)| n), Some(2), "{host}");
+            assert!([&own[0], &own[1], &listener].iter().all(|of| next(of).is_none()));
+            assert!(UdpBatch::bind(listener.local_addr().unwrap()).is_err(), "{host} is in use");
+            // Without the connected socket, the peer is served by the first one again.
+            own.clear();
+            send(0);
+            assert_eq!(next(&listener).map(|(n, _)| n), Some(0), "{host}");
+        }
     }
 
     #[test]
