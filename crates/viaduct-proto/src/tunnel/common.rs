@@ -128,6 +128,9 @@ pub(super) struct Common {
     pub(super) peer: Option<u64>,
     /// Instance number of the peer before its last restart.
     pub(super) former: Option<u64>,
+    /// True if the peer has left a link before this end did: it may be handing over to another
+    /// process.
+    pub(super) peer_leaves: bool,
     /// True if a restart of the peer has just been detected.
     pub(super) restarted: bool,
     /// Links for which the peer has just reported that it holds no bytes.
@@ -151,6 +154,18 @@ pub(super) struct Totals {
     pub(super) delay: Delay,
 }
 
+impl Totals {
+    /// Adds the totals of a former generation.
+    pub(super) fn add(&mut self, former: &Totals) {
+        self.opened += former.opened;
+        self.accepted += former.accepted;
+        self.reset += former.reset;
+        self.sent += former.sent;
+        self.received += former.received;
+        self.delay.add(&former.delay);
+    }
+}
+
 impl Common {
     pub(super) fn new(mut settings: Settings, instance: u64) -> Common {
         settings.mss = settings.mss.clamp(1, MAX_DATA);
@@ -162,6 +177,7 @@ impl Common {
             instance,
             peer: None,
             former: None,
+            peer_leaves: false,
             restarted: false,
             gone: Vec::new(),
             events: VecDeque::new(),

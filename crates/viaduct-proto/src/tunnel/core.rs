@@ -15,14 +15,16 @@ use crate::time::Instant;
 /// state may lag behind the peer's messages.
 #[derive(Debug)]
 pub struct Tunnel {
-    common: Common,
-    links: BTreeMap<u32, Mux>,
+    pub(super) common: Common,
+    pub(super) links: BTreeMap<u32, Mux>,
     /// Number of the next link that this end dials.
-    next: u32,
+    pub(super) next: u32,
     /// Link that had the last turn.
     turn: u32,
     /// Broken links to be reported to the peer on the next link: this end holds no bytes of them.
     gone: Vec<u32>,
+    /// Former generations whose last streams are still open; they have no former ones themselves.
+    pub(super) former: Vec<Tunnel>,
 }
 
 impl Tunnel {
@@ -35,11 +37,16 @@ impl Tunnel {
             next: 1,
             turn: 0,
             gone: Vec::new(),
+            former: Vec::new(),
         }
     }
 
-    /// Adds a link that this end has dialled, and returns its number.
+    /// Adds a link that this end has dialled, and returns its number. If the peer has left a link,
+    /// or all are left, a new generation begins, and the other links are left.
     pub fn dial(&mut self, now: Instant, carrier: Carrier) -> u32 {
+        if self.is_left() || (!self.links.is_empty() && self.links.values().all(Mux::has_left)) {
+            self.begin_generation();
+        }
         self.common.now = now;
         let number = self.next;
         self.next = self.next.wrapping_add(1).max(1);
@@ -69,34 +76,44 @@ impl Tunnel {
     /// Stops the opening of streams on a link, by this end and by the peer. When its last
     /// stream is over, [`is_over`](Tunnel::is_over) returns true.
     pub fn leave(&mut self, link: u32) {
-        if let Some(mux) = self.links.get_mut(&link) {
+        if let Some(mux) = self.generation(link).links.get_mut(&link) {
             mux.leave();
         }
     }
 
+    /// Returns whether the peer has left a link, so that the next link begins a new generation.
+    pub fn is_left(&self) -> bool {
+        self.common.peer_leaves
+    }
+
     /// Returns whether this end opens no more streams on a link.
     pub fn has_left(&self, link: u32) -> bool {
-        self.links.get(&link).is_some_and(Mux::has_left)
+        self.link(link).is_some_and(Mux::has_left)
     }
 
     /// Returns whether a link can be removed: neither end opens streams on it any more, and its
     /// last stream is over.
     pub fn is_over(&self, link: u32) -> bool {
-        self.links.get(&link).is_some_and(Mux::is_over)
+        self.link(link).is_some_and(Mux::is_over)
     }
 
     /// Removes a link whose connection broke or was closed. Its streams are reset.
     pub fn remove_link(&mut self, link: u32) {
-        self.break_off(link, true);
+        self.generation(link).break_off(link, true);
     }
 
     /// Numbers of the links.
     pub fn links(&self) -> impl Iterator<Item = u32> {
-        self.links.keys().copied()
+        self.generations().flat_map(|of| of.links.keys().copied())
     }
 
     /// Processes bytes that arrived on a link. `lane` is 0 unless the link has several lanes.
     pub fn handle_bytes(&mut self, now: Instant, link: u32, lane: Lane, bytes: &[u8]) {
+        self.generation(link).handle_own_bytes(now, link, lane, bytes);
+    }
+
+    /// Processes bytes on a link of this generation.
+    fn handle_own_bytes(&mut self, now: Instant, link: u32, lane: Lane, bytes: &[u8]) {
         self.common.now = now;
         let Some(mux) = self.links.get_mut(&link) else { return };
         let result = mux.handle_bytes(&mut self.common, lane, bytes);
@@ -127,20 +144,22 @@ impl Tunnel {
 
     /// Processes the end of a lane, on a link with several lanes: no bytes follow on the lane.
     pub fn handle_lane_end(&mut self, link: u32, lane: Lane) {
-        if let Some(mux) = self.links.get_mut(&link) {
-            mux.lane_ended(&mut self.common, lane);
+        let Tunnel { links, common, .. } = self.generation(link);
+        if let Some(mux) = links.get_mut(&link) {
+            mux.lane_ended(common, lane);
         }
     }
 
     /// Next stream that is over, on a link with several lanes. The stream's lane ends after the
     /// frames that [`poll_transmit`](Tunnel::poll_transmit) still returns for it.
     pub fn poll_forgotten(&mut self) -> Option<StreamId> {
-        self.common.forgotten.pop_front()
+        let own = self.common.forgotten.pop_front();
+        own.or_else(|| self.former.iter_mut().find_map(|of| of.common.forgotten.pop_front()))
     }
 
     /// Sets whether a link takes bytes to send. A new link does.
     pub fn set_writable(&mut self, link: u32, is_writable: bool) {
-        if let Some(mux) = self.links.get_mut(&link) {
+        if let Some(mux) = self.generation(link).links.get_mut(&link) {
             mux.is_writable = is_writable;
         }
     }
@@ -149,6 +168,12 @@ impl Tunnel {
     /// be sent. Links that take bytes have their turns one after the other. `None` if there is
     /// nothing to send.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<(u32, Lane)> {
+        let former = self.former.iter_mut().find_map(|of| of.take_turn(now, out));
+        former.or_else(|| self.take_turn(now, out))
+    }
+
+    /// Lets the next link of this generation take its turn.
+    fn take_turn(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<(u32, Lane)> {
         self.common.now = now;
         let after = self.links.range(self.turn.saturating_add(1)..);
         let order: Vec<u32> =
@@ -166,16 +191,24 @@ impl Tunnel {
 
     /// Next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.common.events.pop_front()
+        let own = self.common.events.pop_front();
+        let event =
+            own.or_else(|| self.former.iter_mut().find_map(|of| of.common.events.pop_front()));
+        if event.is_none() {
+            self.forget_former();
+        }
+        event
     }
 
     /// Time at which to call [`handle_timeout`](Tunnel::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.links.values().filter_map(Mux::poll_timeout).min()
+        let links = self.generations().flat_map(|of| of.links.values());
+        links.filter_map(Mux::poll_timeout).min()
     }
 
     /// Runs the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.former.iter_mut().for_each(|of| of.handle_timeout(now));
         self.common.now = now;
         let mut broken = Vec::new();
         for (&link, mux) in &mut self.links {
@@ -216,7 +249,7 @@ impl Tunnel {
     /// yet is accepted. Returns false, and queues nothing, if `bytes` is empty, or the stream is
     /// over or was shut down.
     pub fn write(&mut self, now: Instant, id: StreamId, bytes: Bytes) -> bool {
-        self.common.now = now;
+        self.generation(id.link).common.now = now;
         self.on(id, |mux, cx| mux.write(cx, id.number, bytes)).unwrap_or(false)
     }
 
@@ -228,7 +261,7 @@ impl Tunnel {
 
     /// Reports that `count` bytes read are no longer held, so that the peer may send others.
     pub fn consumed(&mut self, now: Instant, id: StreamId, count: usize) {
-        self.common.now = now;
+        self.generation(id.link).common.now = now;
         self.on(id, |mux, cx| mux.consumed(cx, id.number, count));
     }
 
@@ -244,39 +277,23 @@ impl Tunnel {
 
     /// Counters of the tunnel.
     pub fn stats(&self) -> TunnelStats {
-        let Common { tokens, window, totals, .. } = &self.common;
-        let streams = || self.links.values().flat_map(|mux| mux.streams.values());
-        let mut delay = totals.delay;
-        streams().for_each(|stream| delay.add(&stream.delay));
-        TunnelStats {
-            links: self.links.values().filter(|mux| mux.hello.is_some()).count() as u64,
-            open: streams().count() as u64,
-            active: tokens.active,
-            opened: totals.opened,
-            accepted: totals.accepted,
-            reset: totals.reset,
-            sent: totals.sent,
-            received: totals.received,
-            tokens: tokens.total,
-            tokens_left: tokens.remaining(),
-            tokens_stranded: tokens.stranded(),
-            window: window.total,
-            held: window.held,
-            delay,
-        }
+        let mut stats = self.own_stats();
+        self.former.iter().for_each(|of| stats.merge(&of.own_stats()));
+        stats
     }
 
     /// Counters of a link.
     pub fn link_stats(&self, link: u32) -> Option<LinkStats> {
-        self.links.get(&link).map(Mux::stats)
+        self.link(link).map(Mux::stats)
     }
 
     /// Counters of a stream.
     pub fn stream_stats(&self, id: StreamId) -> Option<StreamStats> {
-        let stream = self.links.get(&id.link)?.streams.get(&id.number)?;
+        let generation = self.generations().find(|of| of.links.contains_key(&id.link))?;
+        let stream = generation.links[&id.link].streams.get(&id.number)?;
         Some(StreamStats {
             queued: stream.out.len() as u64,
-            outstanding: self.common.tokens.outstanding(stream.account),
+            outstanding: generation.common.tokens.outstanding(stream.account),
             held: stream.unacknowledged(),
             sent: stream.sent,
             received: stream.received,
@@ -287,6 +304,7 @@ impl Tunnel {
     /// Checks the internal counts against each other. Panics: the counts disagree.
     #[cfg(any(test, fuzzing))]
     pub fn check(&mut self) {
+        self.former.iter_mut().for_each(Tunnel::check);
         self.common.tokens.check();
         let streams = self.links.values().flat_map(|mux| mux.streams.values());
         self.common.window.check(streams.map(|stream| stream.unacknowledged()));
@@ -305,11 +323,12 @@ impl Tunnel {
     }
 
     fn on<T>(&mut self, id: StreamId, act: impl FnOnce(&mut Mux, &mut Common) -> T) -> Option<T> {
-        self.links.get_mut(&id.link).map(|mux| act(mux, &mut self.common))
+        let Tunnel { links, common, .. } = self.generation(id.link);
+        links.get_mut(&id.link).map(|mux| act(mux, common))
     }
 
     /// Breaks a link off, and reports this.
-    fn fail(&mut self, link: u32, error: LinkError, strand: bool) {
+    pub(super) fn fail(&mut self, link: u32, error: LinkError, strand: bool) {
         if self.break_off(link, strand) {
             self.common.events.push_back(Event::LinkDown(link, error));
         }

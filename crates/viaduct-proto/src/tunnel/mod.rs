@@ -22,6 +22,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `core` | [`Tunnel`]: several links, and the streams on them |
+//! | `generations` | links to a peer that hands over to another process |
 //! | `mux` | a link |
 //! | `stream` | state of a stream |
 //! | `tokens` | the sender's half of the allocation: how much each stream may send |
@@ -35,6 +36,7 @@
 
 mod common;
 mod core;
+mod generations;
 mod mux;
 mod queue;
 pub mod record;

@@ -65,7 +65,7 @@ impl TunnelStats {
 pub struct LinkStats {
     /// Streams open on the link.
     pub open: u64,
-    /// True if the peer has answered.
+    /// True if the peer has answered, and streams can be opened on the link.
     pub up: bool,
     /// Smoothed round-trip time.
     pub rtt: Option<Duration>,

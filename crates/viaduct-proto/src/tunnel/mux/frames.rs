@@ -1,10 +1,14 @@
 //! Processing of received frames.
 
-use super::{Carrier, Handled, Mux};
+use super::{Carrier, Handled, Mux, Timer};
 use crate::flow::Failure;
+use crate::time::Duration;
 use crate::tunnel::common::{Common, Event, LinkError};
 use crate::tunnel::stream::{Receiving, Sending, Stream};
 use crate::tunnel::wire::{Frame, Opening};
+
+/// Time after LEAVE within which streams opened before may still arrive on lanes of their own.
+const LATE_STREAMS: Duration = Duration::from_secs(2);
 
 impl Mux {
     pub(super) fn handle_link_frame(&mut self, cx: &mut Common, frame: Frame<'_>) -> Handled {
@@ -34,8 +38,12 @@ impl Mux {
                 drop(self.reported_gone.drain(..std::mem::take(&mut self.gone_before_ping)));
             }
             (Frame::Leave, _) => {
+                cx.peer_leaves |= !self.leaving[0];
                 self.leaving[1] = true;
                 self.leave();
+                // The SYN of a stream may have been lost, and arrive on its own lane later.
+                let is_late = self.carrier == Carrier::Streams;
+                self.timers.set(Timer::Late, is_late.then_some(cx.now + LATE_STREAMS));
             }
             (Frame::Gone(link), _) if link == self.number => {
                 return Err(LinkError::Protocol("a GONE on the link that it names"));

@@ -61,6 +61,8 @@ enum Timer {
     Ping,
     /// Delayed acknowledgements are due.
     Ack,
+    /// After the peer's LEAVE: streams that it has opened before may still arrive.
+    Late,
 }
 
 #[derive(Debug)]
@@ -201,7 +203,10 @@ impl Mux {
     /// Returns whether neither end opens streams on this link any more, all streams are over, and
     /// nothing remains to be sent.
     pub(super) fn is_over(&self) -> bool {
-        self.leaving == [true; 2] && self.streams.is_empty() && self.control.is_empty()
+        self.leaving == [true; 2]
+            && self.streams.is_empty()
+            && self.control.is_empty()
+            && self.timers.deadline(Timer::Late).is_none()
     }
 
     /// Streams that this end may still open; 0 before the peer has announced its limit.
@@ -222,7 +227,7 @@ impl Mux {
     pub(super) fn stats(&self) -> LinkStats {
         LinkStats {
             open: self.streams.len() as u64,
-            up: self.hello.is_some(),
+            up: self.hello.is_some() && !self.has_left(),
             rtt: self.rtt.smoothed,
             shortest_rtt: self.rtt.shortest(),
             sent: self.traffic.sent,
@@ -309,6 +314,7 @@ impl Mux {
                     self.rtt.schedule_ping();
                 }
                 Timer::Ack => self.acknowledge_all(cx),
+                Timer::Late => {}
             }
         }
         Ok(())

@@ -4,9 +4,9 @@
 mod sequences;
 mod world;
 
-use super::{Carrier, Event, LinkError, Settings, Tunnel};
-use crate::flow::Failure;
-use crate::time::Duration;
+use super::{Carrier, Event, LinkError, Settings, StreamId, Tunnel};
+use crate::flow::{Address, Failure};
+use crate::time::{Duration, Instant};
 use world::World;
 
 fn small() -> Settings {
@@ -257,6 +257,95 @@ fn a_drained_link_is_closed_after_its_streams() {
     world.shutdown(1, first);
     world.settle();
     assert!((0..2).all(|end| world.ends[end].is_over(first.link)));
+}
+
+#[test]
+fn streams_outlive_a_handover_of_the_far_end_to_another_process() {
+    for carrier in [Carrier::Stream, Carrier::Streams] {
+        let mut world = World::new(&small(), LINK, carrier, 2);
+        let ids: Vec<_> = (0..4).map(|_| world.open(0).unwrap()).collect();
+        ids.iter().for_each(|&id| world.write(0, id, 20_000));
+        world.run(Duration::from_millis(12));
+        world.hand_over(&small());
+        let late = world.open(0).unwrap();
+        world.write(0, late, 700);
+        world.run(Duration::from_millis(100));
+        assert_eq!(world.open(0), None, "the far end has left its links");
+        world.dial();
+        world.run(Duration::from_millis(100));
+        let new = world.open(0).unwrap();
+        assert_eq!(new.link, 3);
+        world.run(Duration::from_millis(20));
+        // Each process has granted a buffer of its own.
+        let [all, own] = [&world.ends[0], &world.ends[1]].map(Tunnel::stats);
+        assert_eq!((all.open, all.opened, own.open), (6, 6, 1));
+        assert_eq!(all.tokens, own.window + world.old.as_ref().unwrap().stats().window);
+        for id in ids.iter().copied().chain([late, new]) {
+            for end in 0..2 {
+                world.write(end, id, 30_000);
+                world.shutdown(end, id);
+            }
+        }
+        world.settle();
+        let is_lost = |event: &Event| matches!(event, Event::LinkDown(..) | Event::Reset(..));
+        assert!(!world.events.iter().flatten().any(is_lost));
+        let old = world.old.as_ref().unwrap();
+        assert!((1..=2).all(|link| old.is_over(link) && world.ends[0].is_over(link)));
+        assert!(!world.ends[0].is_over(3));
+        world.old = None;
+        for link in 1..=2 {
+            world.cut(link);
+            world.ends[0].remove_link(link);
+        }
+        while world.ends[0].poll_forgotten().is_some() {}
+        world.settle();
+        let stats = world.ends[0].stats();
+        assert_eq!((stats.opened, stats.open, stats.links), (6, 0, 1), "the totals stay");
+        assert_eq!(stats.tokens, world.ends[1].stats().window);
+    }
+}
+
+#[test]
+fn a_link_that_this_end_leaves_begins_no_generation() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
+    let first = world.open(0).unwrap();
+    world.ends[0].leave(first.link);
+    world.run(Duration::from_millis(100));
+    world.dial();
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.ends[1].stats().links, 3, "the peer has not seen a restart");
+    world.write(0, first, 3_000);
+    world.settle();
+}
+
+#[test]
+fn a_peer_that_hands_over_again_and_again_loses_the_oldest_streams() {
+    let (now, mut near) = (Instant::ZERO, Tunnel::new(small(), 1));
+    for link in 1..=7 {
+        assert_eq!(near.dial(now, Carrier::Stream), link);
+        let mut far = Tunnel::new(small(), u64::from(link));
+        assert!(far.accept_link(now, link, Carrier::Stream));
+        let exchange = |near: &mut Tunnel, far: &mut Tunnel| {
+            let mut out = Vec::new();
+            while let Some((to, lane)) = near.poll_transmit(now, &mut out) {
+                // The bytes of earlier links are lost.
+                far.handle_bytes(now, to, lane, &std::mem::take(&mut out));
+            }
+            while let Some((to, lane)) = far.poll_transmit(now, &mut out) {
+                near.handle_bytes(now, to, lane, &std::mem::take(&mut out));
+            }
+        };
+        exchange(&mut near, &mut far);
+        assert!(near.open(Address::Name("server".to_owned(), 80), None).is_some());
+        far.leave(link);
+        exchange(&mut near, &mut far);
+        assert!(near.is_left());
+    }
+    assert_eq!(near.links().collect::<Vec<_>>(), [7, 3, 4, 5, 6]);
+    let events: Vec<_> = std::iter::from_fn(|| near.poll_event()).collect();
+    let is_reset =
+        |link| events.contains(&Event::Reset(StreamId { link, number: 1 }, Failure::Reset));
+    assert_eq!([1, 2, 3].map(is_reset), [true, true, false]);
 }
 
 #[test]

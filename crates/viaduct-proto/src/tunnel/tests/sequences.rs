@@ -17,6 +17,7 @@ enum Op {
     Run { millis: u64 },
     Dial,
     Cut { which: usize, first: usize },
+    HandOver,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -33,6 +34,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (0..200_u64).prop_map(|millis| Op::Run { millis }),
         1 => Just(Op::Dial),
         1 => (which, end).prop_map(|(which, first)| Op::Cut { which, first }),
+        1 => Just(Op::HandOver),
     ]
 }
 
@@ -74,6 +76,13 @@ impl World {
                 }
             }
             Op::Cut { which, first } => self.cut_any(which, first),
+            Op::HandOver => {
+                if self.old.is_none() {
+                    self.hand_over(&small());
+                    // A link that is dialled before LEAVE arrives looks like a restart.
+                    self.run(Duration::from_millis(200));
+                }
+            }
         }
     }
 
@@ -83,7 +92,7 @@ impl World {
         if self.links.len() > 1 {
             let link = *self.links.keys().nth(which % self.links.len()).unwrap();
             self.cut(link);
-            self.ends[first].remove_link(link);
+            self.end(first, link).remove_link(link);
         }
     }
 }
@@ -101,7 +110,7 @@ proptest! {
         let mut world = World::new(&small(), "rate=20M,delay=5ms,jitter=2ms", carrier, links);
         for op in &ops {
             world.apply(op);
-            world.ends.iter_mut().for_each(Tunnel::check);
+            world.ends.iter_mut().chain(&mut world.old).for_each(Tunnel::check);
         }
         world.settle();
     }

@@ -2,6 +2,7 @@
 //! written to each stream, in order.
 
 use std::collections::BTreeMap;
+use std::iter;
 
 use bytes::Bytes;
 
@@ -18,6 +19,8 @@ pub(super) type Wire = Link<(Lane, Vec<u8>)>;
 pub(super) struct World {
     pub(super) now: Instant,
     pub(super) ends: [Tunnel; 2],
+    /// Far end of the process that has handed over to that of `ends[1]`.
+    pub(super) old: Option<Tunnel>,
     /// Links by number: one direction and the other.
     pub(super) links: BTreeMap<u32, [Wire; 2]>,
     pub(super) config: LinkConfig,
@@ -50,6 +53,7 @@ impl World {
         let mut world = World {
             now: Instant::ZERO,
             ends: [1, 2].map(|instance| Tunnel::new(settings.clone(), instance)),
+            old: None,
             links: BTreeMap::new(),
             config: link.parse().unwrap(),
             carrier,
@@ -67,6 +71,19 @@ impl World {
         assert!(self.ends[1].accept_link(self.now, number, self.carrier));
         let link = || Link::new(self.config.clone(), 1, self.now);
         self.links.insert(number, [link(), link()]);
+    }
+
+    /// Replaces the far end by that of another process, whose links are dialled later. The old
+    /// process leaves all of its links.
+    pub(super) fn hand_over(&mut self, settings: &Settings) {
+        let mut old = std::mem::replace(&mut self.ends[1], Tunnel::new(settings.clone(), 77));
+        old.links().collect::<Vec<_>>().into_iter().for_each(|link| old.leave(link));
+        self.old = Some(old);
+    }
+
+    /// Tunnel at `end` that has this link.
+    pub(super) fn end(&mut self, end: usize, link: u32) -> &mut Tunnel {
+        at(&mut self.ends, &mut self.old, end, link)
     }
 
     /// Breaks a link. The two ends learn of it at different times.
@@ -91,46 +108,49 @@ impl World {
         let mut bytes = vec![0; count];
         self.rng.fill(&mut bytes);
         let twin = self.streams.get_mut(&id).unwrap();
-        if !twin.shut[end] && self.ends[end].may_write(id) {
+        let tunnel = at(&mut self.ends, &mut self.old, end, id.link);
+        if !twin.shut[end] && tunnel.may_write(id) {
             twin.written[end].extend_from_slice(&bytes);
-            let taken = self.ends[end].write(self.now, id, Bytes::from(bytes));
+            let taken = tunnel.write(self.now, id, Bytes::from(bytes));
             assert!(taken || twin.reset || count == 0);
         }
     }
 
     pub(super) fn shutdown(&mut self, end: usize, id: StreamId) {
         self.streams.get_mut(&id).unwrap().shut[end] = true;
-        self.ends[end].shutdown(id);
+        self.end(end, id.link).shutdown(id);
     }
 
     pub(super) fn reset(&mut self, end: usize, id: StreamId) {
         self.streams.get_mut(&id).unwrap().reset = true;
-        self.ends[end].reset(id, Failure::Denied);
+        self.end(end, id.link).reset(id, Failure::Denied);
     }
 
     /// Reads all bytes that are available at `end`, unless the reader has stopped.
     pub(super) fn read(&mut self, end: usize, id: StreamId) {
         let Some(twin) = self.streams.get_mut(&id) else { return };
+        let tunnel = at(&mut self.ends, &mut self.old, end, id.link);
         while !twin.stopped[end]
-            && let Some(bytes) = self.ends[end].read(id)
+            && let Some(bytes) = tunnel.read(id)
         {
             twin.read[end].extend_from_slice(&bytes);
             let kept = bytes.len() / 3;
             twin.kept[end] += kept;
-            self.ends[end].consumed(self.now, id, bytes.len() - kept);
+            tunnel.consumed(self.now, id, bytes.len() - kept);
         }
         if !twin.stopped[end] {
-            self.ends[end].consumed(self.now, id, std::mem::take(&mut twin.kept[end]));
+            tunnel.consumed(self.now, id, std::mem::take(&mut twin.kept[end]));
         }
     }
 
     pub(super) fn handle_events(&mut self) {
         for end in 0..2 {
-            while let Some(event) = self.ends[end].poll_event() {
+            let old = |world: &mut World| world.old.as_mut().filter(|_| end == 1)?.poll_event();
+            while let Some(event) = self.ends[end].poll_event().or_else(|| old(self)) {
                 self.events[end].push(event.clone());
                 match event {
                     Event::Opened { id, .. } => {
-                        self.ends[end].accept(id);
+                        self.end(end, id.link).accept(id);
                         self.streams.get_mut(&id).unwrap().known[end] = true;
                         self.read(end, id);
                     }
@@ -154,17 +174,20 @@ impl World {
 
     /// Hands the bytes of each end to the links, as far as their sockets take them.
     pub(super) fn transmit(&mut self) {
-        for end in 0..2 {
+        let [near, far] = &mut self.ends;
+        let all =
+            iter::once((0, near)).chain(iter::once(far).chain(&mut self.old).map(|of| (1, of)));
+        for (end, tunnel) in all {
             for (&link, wires) in &self.links {
-                self.ends[end].set_writable(link, wires[end].backlog() < SOCKET);
+                tunnel.set_writable(link, wires[end].backlog() < SOCKET);
             }
             let mut out = Vec::new();
-            while let Some((link, lane)) = self.ends[end].poll_transmit(self.now, &mut out) {
+            while let Some((link, lane)) = tunnel.poll_transmit(self.now, &mut out) {
                 let bytes = std::mem::take(&mut out);
                 let len = bytes.len();
                 let Some(wires) = self.links.get_mut(&link) else { continue };
                 let _ = wires[end].push(self.now, (lane, bytes), len);
-                self.ends[end].set_writable(link, wires[end].backlog() < SOCKET);
+                tunnel.set_writable(link, wires[end].backlog() < SOCKET);
             }
         }
     }
@@ -175,7 +198,7 @@ impl World {
         self.transmit();
         let wires = self.links.values().flatten();
         let arrivals = wires.filter_map(Link::poll_timeout);
-        let timers = self.ends.iter().filter_map(Tunnel::poll_timeout);
+        let timers = self.ends.iter().chain(&self.old).filter_map(Tunnel::poll_timeout);
         let Some(next) = arrivals.chain(timers).min().filter(|at| *at <= until) else {
             self.now = until;
             return false;
@@ -186,13 +209,14 @@ impl World {
                 while let Some(delivery) = wire.poll(self.now) {
                     let (lane, bytes) = delivery.item;
                     let cut = self.rng.below(bytes.len() as u64 + 1) as usize;
+                    let tunnel = at(&mut self.ends, &mut self.old, 1 - from, link);
                     for piece in [&bytes[..cut], &bytes[cut..]] {
-                        self.ends[1 - from].handle_bytes(self.now, link, lane, piece);
+                        tunnel.handle_bytes(self.now, link, lane, piece);
                     }
                 }
             }
         }
-        for end in &mut self.ends {
+        for end in self.ends.iter_mut().chain(&mut self.old) {
             if end.poll_timeout().is_some_and(|at| at <= self.now) {
                 end.handle_timeout(self.now);
             }
@@ -227,7 +251,7 @@ impl World {
                 }
             }
         }
-        for end in &mut self.ends {
+        for end in self.ends.iter_mut().chain(&mut self.old) {
             let stats = end.stats();
             assert_eq!((stats.held, stats.active), (0, 0), "all is read and acknowledged");
             assert_eq!(stats.tokens_left + stats.tokens_stranded, stats.tokens);
@@ -254,5 +278,18 @@ impl World {
         }
         self.ends.iter_mut().for_each(Tunnel::check);
         ids.iter().zip(before).map(|(&id, before)| self.rate(1, id, before, time)).collect()
+    }
+}
+
+/// Tunnel at `end` that has this link.
+fn at<'a>(
+    ends: &'a mut [Tunnel; 2],
+    old: &'a mut Option<Tunnel>,
+    end: usize,
+    link: u32,
+) -> &'a mut Tunnel {
+    match old {
+        Some(old) if end == 1 && old.links().any(|own| own == link) => old,
+        _ => &mut ends[end],
     }
 }
