@@ -1,9 +1,10 @@
 //! Cleanup of rules that killed clients have left behind.
 //!
 //! The journal of a server is named after its port, and the journal of a proxy after the proxy, so
-//! servers and proxies find their journals at their next start. The journal of a run, or of a C
-//! program, is named after the process ID, so later processes use other names. Therefore the next
-//! run or C program reverts the changes of processes that no longer exist.
+//! servers and proxies find their journals at their next start. The journal of a run, of a C
+//! program, or of a proxy that has taken over from another process is named after the process ID,
+//! so later processes use other names. Therefore the next process of these kinds reverts the
+//! changes of processes that no longer exist.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,8 +13,8 @@ use std::path::Path;
 use tracing::debug;
 use viaduct_sys::journal::Changes;
 
-/// Names of journals of runs and C programs: the parts before and after the process ID.
-const NAMES: [(&str, &str); 2] = [("run_", "_trickles"), ("viaduct_c_", "_")];
+/// Names of these journals: the parts before and after the process ID.
+const NAMES: [(&str, &str); 3] = [("run_", "_trickles"), ("takeover_", "_"), ("viaduct_c_", "_")];
 
 /// Reverts the changes of clients that no longer exist, by their journals in `run_dir`.
 pub fn revert_stale_changes(run_dir: &Path) {
@@ -28,7 +29,7 @@ pub fn revert_stale_changes(run_dir: &Path) {
     }
 }
 
-/// Process ID in the name of a run's or C program's journal.
+/// Process ID in the name of a journal.
 fn owner(name: Option<&OsStr>) -> Option<u32> {
     let name = name?.to_str()?.strip_suffix(".json")?;
     NAMES.iter().find_map(|(before, after)| {
@@ -47,6 +48,7 @@ mod tests {
         let owner = |name| owner(Some(OsStr::new(name)));
         assert_eq!(owner("run_71_trickles_auto.json"), Some(71));
         assert_eq!(owner("viaduct_c_703_0.json"), Some(703));
+        assert_eq!(owner("takeover_12_1_trickles_udp.json"), Some(12));
         let others = [
             "run_71_trickles_auto",
             "run_x_trickles_auto.json",

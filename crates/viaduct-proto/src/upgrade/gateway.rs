@@ -72,6 +72,9 @@ pub struct GatewayRecord {
     /// [`ServiceRecord`](super::ServiceRecord) follows after the peers.
     #[serde(default)]
     pub has_flows: bool,
+    /// Names of the peers whose tunnels over TLS are dialled.
+    #[serde(default)]
+    pub tls: Vec<String>,
 }
 
 /// Peer of a gateway, or one of its lanes.
@@ -249,6 +252,7 @@ impl GatewayRecord {
         range("version", is_short(&self.version))?;
         range("key", is_short(&self.key))?;
         range("locks", self.locks.iter().all(|lock| is_short(lock)))?;
+        range("tls", self.tls.iter().all(|name| is_short(name)))?;
         range("peers", self.peers as usize <= MAX_PEERS * MAX_LANES)
     }
 }

@@ -55,7 +55,8 @@ pub enum Message {
 }
 
 /// Service as a whole. Its descriptors: the config and the metrics listener, where present, the
-/// locks, and then for each worker its listeners and its source of SYNs, if it has one.
+/// locks, and then for each worker its listeners, its source of SYNs, if it has one, and its
+/// sockets for links of tunnels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceRecord {
     /// Version of the old program.
@@ -79,6 +80,9 @@ pub struct ListenRecord {
     pub listeners: u16,
     /// Source of SYNs.
     pub syns: SynRecord,
+    /// Number of sockets for links of tunnels: the TCP listener, and then the UDP socket of QUIC.
+    #[serde(default)]
+    pub tunnels: u8,
 }
 
 /// Source of SYNs.
@@ -182,12 +186,17 @@ impl Message {
 
 impl ServiceRecord {
     fn descriptors(&self) -> usize {
-        let each = |of: &ListenRecord| {
-            usize::from(of.listeners) + usize::from(of.syns != SynRecord::Unseen)
-        };
-        let workers: usize = self.workers.iter().map(each).sum();
+        let workers: usize = self.workers.iter().map(ListenRecord::descriptors).sum();
         let shared = usize::from(self.has_config) + usize::from(self.has_metrics);
         shared + self.locks.len() + workers
+    }
+}
+
+impl ListenRecord {
+    /// Number of the worker's descriptors.
+    pub fn descriptors(&self) -> usize {
+        let syns = usize::from(self.syns != SynRecord::Unseen);
+        usize::from(self.listeners) + syns + usize::from(self.tunnels)
     }
 }
 
@@ -251,10 +260,17 @@ mod tests {
     }
 
     #[test]
+    fn fields_that_earlier_records_of_the_format_lack_have_defaults() {
+        let listen: ListenRecord = serde_json::from_str(r#"{"listeners":2,"syns":"tap"}"#).unwrap();
+        assert_eq!(listen, ListenRecord { listeners: 2, syns: SynRecord::Tap, tunnels: 0 });
+        assert_eq!(listen.descriptors(), 3);
+    }
+
+    #[test]
     fn bounds_hold_in_both_directions() {
         let service = |listeners| {
             let syns = SynRecord::Tap;
-            let workers = vec![ListenRecord { listeners, syns }];
+            let workers = vec![ListenRecord { listeners, syns, tunnels: 0 }];
             Message::Service(ServiceRecord { workers, ..ServiceRecord::default() })
         };
         let most = u16::try_from(MAX_SERVICE_DESCRIPTORS).unwrap() - 1;

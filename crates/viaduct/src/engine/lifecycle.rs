@@ -214,6 +214,7 @@ impl Worker {
             self.end(key, true);
         }
         self.end_abandoned(now);
+        self.leave_links(now);
         self.check_liveness(now);
         let Some(idle) = idle else { return };
         for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {

@@ -14,6 +14,8 @@ use viaduct_sys::nft::nfqueue::NfQueue;
 use viaduct_sys::process::inherited_fds;
 use viaduct_sys::socket::tcp::{self, TcpOptions};
 
+use crate::tunnel::InheritedSockets;
+
 /// Backlog of each listener: connections ready to be accepted.
 pub(super) const BACKLOG: u32 = 4096;
 
@@ -37,6 +39,9 @@ pub struct ListenSet {
     pub listeners: Vec<TcpListener>,
     /// Source of the SYNs to these listeners.
     pub syns: SynSource,
+    /// Sockets for links of tunnels, if another process hands them over; otherwise the tunnels open
+    /// their own.
+    pub tunnels: Option<InheritedSockets>,
 }
 
 /// Requested source of SYNs.
@@ -94,7 +99,7 @@ impl ListenSet {
                  listen addresses"
             );
         }
-        Ok(ListenSet { number: 0, listeners, syns })
+        Ok(ListenSet { number: 0, listeners, syns, tunnels: None })
     }
 
     /// Like [`open`](ListenSet::open), for `loops` event loops with listeners of their own. Fails
@@ -144,7 +149,7 @@ impl ListenSet {
         if listeners.is_empty() {
             bail!("--inherited: none of the descriptors is a listener");
         }
-        Ok(ListenSet { number: 0, listeners, syns })
+        Ok(ListenSet { number: 0, listeners, syns, tunnels: None })
     }
 
     /// Descriptors for a child to inherit, and their description for its command line.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Export ──▶ duplicates of listeners and tap        the worker continues
-//!   SendFlows ─▶ accepts no more; portable flows are lent and sent
+//!   SendFlows ─▶ accepts no clients and no links; portable flows are lent and sent
 //!        ├── Resume:  the other process has failed: the flows and the listeners are back
 //!        └── Release: the other process serves: the copies are closed, the other flows drain
 //! ```
@@ -30,9 +30,8 @@ use super::worker::{Worker, time};
 /// Upper bound of a message's length without its flows, in bytes.
 const MESSAGE_HEAD: usize = 64;
 
-/// Listen set of a worker, with duplicates of its descriptors; or the reason why the worker cannot
-/// be handed over.
-pub type Exported = Result<(ListenRecord, Vec<OwnedFd>), String>;
+/// Listen set of a worker, with duplicates of its descriptors.
+pub type Exported = io::Result<(ListenRecord, Vec<OwnedFd>)>;
 
 /// Command to send flows to another process.
 #[derive(Debug)]
@@ -48,21 +47,22 @@ pub struct SendFlows {
 impl Worker {
     /// Duplicates of the listen set's descriptors.
     pub(super) fn export(&self) -> Exported {
-        if self.upstream.tunnels.is_some() {
-            return Err("tunnels cannot be handed over: restart the service".to_owned());
+        let (mut record, mut fds) = self.acceptor.export()?;
+        if let Some(tunnels) = &self.upstream.tunnels {
+            let sockets = tunnels.export()?;
+            record.tunnels = u8::try_from(sockets.len()).map_err(io::Error::other)?;
+            fds.extend(sockets);
         }
-        if self.config.policies.trickles().next().is_some() {
-            return Err(
-                "the ports of Trickles cannot be handed over: restart the service".to_owned()
-            );
-        }
-        self.acceptor.export().map_err(|error| format!("cannot duplicate descriptors: {error}"))
+        Ok((record, fds))
     }
 
-    /// Accepts no more clients, and sends the flows that another process can continue. Returns
-    /// their number.
+    /// Accepts no more clients and links, and sends the flows that another process can continue.
+    /// Returns their number.
     pub(super) fn send_flows(&mut self, command: &SendFlows) -> io::Result<usize> {
         self.acceptor.pause(self.poll.registry())?;
+        if let Some(tunnels) = &mut self.upstream.tunnels {
+            tunnels.pause(time())?;
+        }
         self.unread.syns = false;
         self.unread.listeners.clear();
         let entries = self.acceptor.early.iter();
@@ -122,6 +122,11 @@ impl Worker {
         {
             warn!("cannot accept clients again: {error}");
         }
+        if let Some(tunnels) = &mut self.upstream.tunnels
+            && let Err(error) = tunnels.accept_again(now)
+        {
+            warn!("cannot accept links again: {error}");
+        }
     }
 
     /// Continues a flow of this loop or of another process. Returns false if that is not possible;
@@ -180,6 +185,9 @@ impl Worker {
         self.acceptor.close();
         while let Some(started) = self.acceptor.early.release() {
             self.end(started.key, true);
+        }
+        if let Some(tunnels) = &mut self.upstream.tunnels {
+            tunnels.leave(now);
         }
         self.deadline = Some(now + self.config.limits.drain);
         info!(handed_over, flows = self.flows.len(), "stopping");

@@ -45,6 +45,16 @@ impl Worker {
         }
     }
 
+    /// Leaves the dialled links of a process that has handed over, once no flow needs a new stream.
+    pub(super) fn leave_links(&mut self, now: Instant) {
+        let Some(tunnels) = self.upstream.tunnels.as_mut().filter(|of| of.is_leave_due(now)) else {
+            return;
+        };
+        if self.flows.pick(|flow| !flow.is_connected()).is_empty() {
+            tunnels.leave_dialled();
+        }
+    }
+
     fn drive_stream(&mut self, Token(token): Token, what: Readiness, now: Instant) {
         let end = if token % 2 == 0 { End::Client } else { End::Server };
         self.drive(token / 2, end, what.readable, what.writable, now);

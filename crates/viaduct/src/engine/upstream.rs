@@ -11,6 +11,7 @@ use viaduct_proto::time::Instant;
 
 use super::config::EngineConfig;
 use super::destination::Target;
+use super::listen_set::ListenSet;
 use super::outbound::{HopSignaller, Outbounds};
 use super::resolve::{Requester, Resolver};
 use super::trickles::Trickles;
@@ -29,12 +30,13 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    /// Returns the upstream part of event loop `number`. `waker` wakes the loop for resolved names;
-    /// packets of Trickles are reported under `token`. Errors: the TCP option for hops is
-    /// configured and cannot be written, or a port of a tunnel or of Trickles cannot be opened.
+    /// Returns the upstream part of the event loop of `listen_set`, and takes the set's sockets
+    /// for links of tunnels. `waker` wakes the loop for resolved names; packets of Trickles are
+    /// reported under `token`. Errors: the TCP option for hops is configured and cannot be written,
+    /// or a port of a tunnel or of Trickles cannot be opened.
     pub(super) fn new(
         config: &EngineConfig,
-        number: u32,
+        listen_set: &mut ListenSet,
         registry: &Registry,
         waker: &Arc<Waker>,
         token: Token,
@@ -46,14 +48,16 @@ impl Upstream {
             Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,
             _ => Some(Resolver::new(waker)),
         };
-        let tunnels = config.tunnels.clone();
-        let tunnels = tunnels.map(|of| Tunnels::new(of, registry.try_clone()?, time()));
+        let (tunnels, inherited) = (config.tunnels.clone(), listen_set.tunnels.take());
+        let is_continued = inherited.is_some();
+        let tunnels = tunnels.map(|of| Tunnels::new(of, inherited, registry.try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
         // Each loop installs firewall rules of its own, so with several loops the name includes the
-        // loop's number.
+        // loop's number. A process that hands over uses the name until its last flow has ended.
         let name = match config.workers {
+            _ if is_continued => format!("takeover_{}_{}", std::process::id(), listen_set.number),
             1 => config.name.clone(),
-            _ => format!("{}_{number}", config.name),
+            _ => format!("{}_{}", config.name, listen_set.number),
         };
         let buffer = config.limits.trickles_buffer / config.workers.max(1) as usize;
         let run_dir = config.run_dir.clone();

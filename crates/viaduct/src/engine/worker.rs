@@ -121,7 +121,7 @@ impl Worker {
     /// Returns a worker for `listen_set` that accepts nothing yet, and a sender of commands to it.
     pub fn new(
         config: &EngineConfig,
-        listen_set: ListenSet,
+        mut listen_set: ListenSet,
         intercept_state: Arc<InterceptState>,
         access_log: AccessLog,
     ) -> Result<(Worker, CommandSender)> {
@@ -129,8 +129,7 @@ impl Worker {
         let (send, commands) = mpsc::channel();
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let to_worker = CommandSender::new(send, waker.clone());
-        let number = listen_set.number;
-        let upstream = Upstream::new(config, number, poll.registry(), &waker, TRICKLES)?;
+        let upstream = Upstream::new(config, &mut listen_set, poll.registry(), &waker, TRICKLES)?;
         let limits = &config.limits;
         let acceptor = Acceptor::new(poll.registry(), listen_set, limits, intercept_state)?;
         let shared =
@@ -158,6 +157,9 @@ impl Worker {
 
     /// Runs until told to end, or until it has been without a flow for the time in `idle_exit`.
     pub fn run(mut self) -> Result<()> {
+        if let Some(tunnels) = &self.upstream.tunnels {
+            tunnels.start(time());
+        }
         let ended = self.turn_until_over();
         self.own.keep(self.stats().ended());
         self.own.heartbeat.end();

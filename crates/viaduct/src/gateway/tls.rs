@@ -65,6 +65,19 @@ impl TlsTunnels {
         TlsTunnels(config.peers.iter().map(|peer| (peer.name.clone(), tunnel(peer))).collect())
     }
 
+    /// Names of the peers whose tunnels are dialled now.
+    pub fn dialled(&self) -> Vec<String> {
+        let dialled = self.0.iter().filter(|(_, peer)| peer.is_dialled);
+        dialled.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Continues the tunnels that the old process has dialled ([`TlsTunnels::dialled`]).
+    pub fn dial_again(&mut self, names: &[String]) {
+        for (name, peer) in &mut self.0 {
+            peer.is_dialled |= peer.endpoint.is_some() && names.contains(name);
+        }
+    }
+
     /// Applies a changed config. Tunnels that are dialled remain dialled, unless the transport of
     /// their peer has changed.
     pub fn change(&mut self, config: &Config) {

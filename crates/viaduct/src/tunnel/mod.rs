@@ -23,6 +23,7 @@
 //! | [`tls`] | TLS: over TCP, and of QUIC |
 //! | [`quic`] | over QUIC: a QUIC stream for each stream of the tunnel |
 //! | `setup` | setup and end of links |
+//! | [`handover`] | handover of the listening end to another process |
 //! | `strangers` | limits of unauthenticated links |
 //! | `transfer` | reading and writing of links |
 //! | [`dial`] | timing of dials |
@@ -30,6 +31,7 @@
 
 mod channel;
 mod dial;
+mod handover;
 mod link;
 mod near;
 mod peer;
@@ -47,6 +49,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use mio::event::Event;
@@ -67,6 +70,7 @@ use quic::Endpoint;
 use settings::{Dial, TunnelName, TunnelSettings};
 use tls::TlsConfigs;
 
+pub use handover::InheritedSockets;
 pub use near::Outlet;
 pub use peer::InboundStream;
 pub use stream::{Readiness, TunnelStream};
@@ -78,6 +82,8 @@ const DATAGRAMS: Token = Token(FIRST_TOKEN + 1);
 /// First token of links.
 const LINKS: usize = FIRST_TOKEN + 2;
 const BACKLOG: u32 = 64;
+/// Time for which flows wait for links of a tunnel that one end hands over to another process.
+const HANDOVER_TIME: Duration = Duration::from_secs(3);
 /// Size of the read buffer, in bytes.
 const SCRATCH: usize = 256 << 10;
 
@@ -86,6 +92,12 @@ pub struct Tunnels {
     settings: TunnelSettings,
     registry: Registry,
     listener: Option<TcpListener>,
+    /// The listener, while another process may be accepting the links.
+    paused_listener: Option<TcpListener>,
+    /// True once another process accepts and dials links in place of this one.
+    is_leaving: bool,
+    /// Time at which this process leaves the links that it has dialled.
+    leave_at: Option<Instant>,
     /// Time at which accepting resumes after it has reached the limit of a turn, or has failed.
     accept_at: Option<Instant>,
     endpoint: Option<Endpoint>,
@@ -103,27 +115,47 @@ pub struct Tunnels {
 }
 
 impl Tunnels {
-    /// Opens the listeners, and schedules the first dials.
-    pub fn new(settings: TunnelSettings, registry: Registry, now: Instant) -> Result<Tunnels> {
-        let listener = settings.listen.map(|at| {
-            let listener = tcp::listen(at, BACKLOG, &settings);
-            listener.with_context(|| format!("cannot listen for tunnels at {at}"))
-        });
-        let mut listener = listener.transpose()?;
+    /// Opens the listeners, and schedules the first dials. If another process hands its tunnels
+    /// over, its sockets are `inherited`, and used instead.
+    pub fn new(
+        settings: TunnelSettings,
+        inherited: Option<InheritedSockets>,
+        registry: Registry,
+        now: Instant,
+    ) -> Result<Tunnels> {
+        let (is_continued, mut inherited) = (inherited.is_some(), inherited.unwrap_or_default());
+        let mut listener = match settings.listen {
+            Some(at) if !is_continued => {
+                let listener = tcp::listen(at, BACKLOG, &settings);
+                Some(listener.with_context(|| format!("cannot listen for tunnels at {at}"))?)
+            }
+            _ => inherited.listener(&settings)?,
+        };
         if let Some(listener) = &mut listener {
             registry.register(listener, LISTENER, Interest::READABLE)?;
         }
         let quic = settings.uses_quic();
-        let endpoint = quic.then(|| Endpoint::new(&settings, now)).transpose();
+        let endpoint = quic.then(|| Endpoint::new(&settings, inherited.udp, now)).transpose();
         let endpoint = endpoint.context("tunnel: cannot set up QUIC")?;
         if let Some(endpoint) = &endpoint {
             endpoint.register(&registry, DATAGRAMS)?;
         }
-        let nears = settings.dials.iter().map(|dial| Near::new(&settings, dial, now)).collect();
+        let near = |dial: &Dial| {
+            let near = Near::new(&settings, dial, now);
+            // The time runs from the start on.
+            if is_continued && dial.links > 0 {
+                near.peer.lock().expect_links(Instant::from_nanos(u64::MAX));
+            }
+            near
+        };
+        let nears = settings.dials.iter().map(near).collect();
         Ok(Tunnels {
             nears,
             registry,
             listener,
+            paused_listener: None,
+            is_leaving: false,
+            leave_at: None,
             accept_at: None,
             endpoint,
             tls: TlsConfigs::new().context("tunnel: cannot set up TLS")?,
@@ -135,6 +167,16 @@ impl Tunnels {
             scratch: vec![0; SCRATCH].into(),
             settings,
         })
+    }
+
+    /// Begins to dial. After a handover flows wait for the links from now on.
+    pub fn start(&self, now: Instant) {
+        for peer in self.nears.iter().map(|near| &near.peer) {
+            let mut peer = peer.lock();
+            if peer.is_expected(now) {
+                peer.expect_links(now + HANDOVER_TIME);
+            }
+        }
     }
 
     /// Outlets by the tunnels' names: of the tunnels that this end dials, and of those of the peers
@@ -170,9 +212,14 @@ impl Tunnels {
         self.strangers_dropped
     }
 
-    /// Returns whether no stream is open, so that all data is delivered.
+    /// Returns whether no stream is open, so that all data is delivered, and, after a handover, no
+    /// stream can still arrive.
     pub fn are_done(&self) -> bool {
-        self.peers().all(|peer| peer.lock().tunnel.stats().open == 0)
+        match self.is_leaving {
+            // Until a link is closed, a stream may arrive that its peer has already opened.
+            true => self.leave_at.is_none() && self.links.is_empty(),
+            false => self.peers().all(|peer| peer.lock().tunnel.stats().open == 0),
+        }
     }
 
     /// Permitted destinations of streams.
@@ -194,8 +241,11 @@ impl Tunnels {
         !self.settings.clients.is_empty()
     }
 
-    /// Changes the number of links to each far end.
+    /// Changes the number of links to each far end. After a handover, the new process dials them.
     pub fn set_links(&mut self, dials: &[Dial], now: Instant) {
+        if self.is_leaving {
+            return;
+        }
         for (near, dial) in self.nears.iter_mut().zip(dials) {
             near.set_links(dial.links, &self.links, now);
         }
@@ -260,7 +310,8 @@ impl Tunnels {
         let Tunnels { endpoint, links, nears, .. } = self;
         let slots = nears.iter().flat_map(|near| &near.slots).filter_map(Slot::poll_timeout);
         let links = links.iter_mut().filter_map(|(_, link)| link.poll_timeout(endpoint.as_ref()));
-        slots.chain(links).chain(tunnels).chain(self.accept_at).min()
+        let waits = nears.iter().filter_map(Near::gives_up_at);
+        slots.chain(links).chain(tunnels).chain(waits).chain(self.accept_at).min()
     }
 
     /// Handles the timers due by `now`.
@@ -268,6 +319,7 @@ impl Tunnels {
         if self.accept_at.is_some_and(|at| at <= now) {
             self.accept(now);
         }
+        self.nears.iter().for_each(|near| near.give_up_waiting(now));
         for peer in self.peers() {
             let tunnel = &mut peer.lock().tunnel;
             if tunnel.poll_timeout().is_some_and(|at| at <= now) {

@@ -39,8 +39,8 @@ pub(super) struct Near {
 /// Interval of log lines about failed dials.
 const LOG_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Latest tunnel that each peer has dialled.
-pub(super) type Dialled = Arc<Mutex<HashMap<PublicKey, SharedPeer>>>;
+/// Tunnels that each peer has dialled, the latest first.
+pub(super) type Dialled = Arc<Mutex<HashMap<PublicKey, Vec<SharedPeer>>>>;
 
 /// Outlet into the tunnels to a peer: opens streams for flows.
 #[derive(Clone, Debug)]
@@ -59,9 +59,10 @@ pub struct Outlet {
 
 impl Outlet {
     /// Returns whether flows connect directly now, because [`Outlet::is_fallback`] is set and no
-    /// link is up.
-    pub fn is_bypassed(&self) -> bool {
-        self.is_fallback && self.ready().is_none()
+    /// link is up or expected soon.
+    pub fn is_bypassed(&self, now: Instant) -> bool {
+        let is_expected = || self.near.as_ref().is_some_and(|near| near.lock().is_expected(now));
+        self.is_fallback && self.ready().is_none() && !is_expected()
     }
 
     /// Tunnel in which a stream can be opened now.
@@ -69,7 +70,7 @@ impl Outlet {
         let dialled = self.dialled.as_ref().and_then(|all| {
             all.lock().unwrap_or_else(PoisonError::into_inner).get(&self.key).cloned()
         });
-        let both = self.near.iter().cloned().chain(dialled);
+        let both = self.near.iter().cloned().chain(dialled.into_iter().flatten());
         both.into_iter().find(|peer| peer.lock().tunnel.can_open())
     }
 
@@ -95,6 +96,20 @@ impl Near {
             next_log: None,
             reason: None,
             last_up: None,
+        }
+    }
+
+    /// Time at which flows stop waiting for links, because they can connect directly.
+    pub(super) fn gives_up_at(&self) -> Option<Instant> {
+        self.peer.lock().expected_until.filter(|_| self.dial.is_fallback)
+    }
+
+    /// Fails flows that have waited for links too long, although they can connect directly.
+    pub(super) fn give_up_waiting(&self, now: Instant) {
+        if self.gives_up_at().is_some_and(|at| at <= now) {
+            let mut peer = self.peer.lock();
+            peer.expected_until = None;
+            peer.fail_waiting();
         }
     }
 

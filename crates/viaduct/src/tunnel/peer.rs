@@ -10,6 +10,7 @@ use slab::Slab;
 use tracing::info;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::keys::PublicKey;
+use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::{Event, LinkError, StreamId, Tunnel};
 
 use super::settings::title;
@@ -41,6 +42,13 @@ impl SharedPeer {
     pub(super) fn lock(&self) -> MutexGuard<'_, Peer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Leaves all links, so that neither end opens streams on them.
+    pub(super) fn leave_links(&self) {
+        let tunnel = &mut self.lock().tunnel;
+        let links: Vec<u32> = tunnel.links().collect();
+        links.into_iter().for_each(|link| tunnel.leave(link));
+    }
 }
 
 /// A tunnel.
@@ -65,6 +73,8 @@ pub(super) struct Peer {
     pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
     /// True if a link has come up since this flag was last cleared.
     pub(super) has_come_up: bool,
+    /// Time until which flows wait for a link, even if they might connect directly.
+    pub(super) expected_until: Option<Instant>,
     /// Number of streams that the peer has denied.
     denied: u64,
     /// Destination of the last stream that the peer has denied.
@@ -102,6 +112,7 @@ impl Peer {
             ready: VecDeque::new(),
             arrivals: VecDeque::new(),
             has_come_up: false,
+            expected_until: None,
             denied: 0,
             denied_last: None,
         }
@@ -128,6 +139,24 @@ impl Peer {
             links: self.tunnel.links().filter_map(|link| self.tunnel.link_stats(link)).collect(),
             streams,
         }
+    }
+
+    /// Makes flows wait for links, which are dialled anew after a handover, until `until`.
+    pub(super) fn expect_links(&mut self, until: Instant) {
+        self.expected_until = Some(until);
+    }
+
+    /// Fails the streams that wait for a link.
+    pub(super) fn fail_waiting(&mut self) {
+        for number in std::mem::take(&mut self.waiting) {
+            self.slots[number].broken = Some(Failure::Unreachable);
+            self.queue_ready(number, Readiness { readable: true, writable: true });
+        }
+    }
+
+    /// Returns whether flows should wait for a link.
+    pub(super) fn is_expected(&self, now: Instant) -> bool {
+        self.expected_until.is_some_and(|until| now < until)
     }
 
     /// Returns whether no link and no stream is left.

@@ -23,7 +23,7 @@ use super::quic::Arrived;
 use super::settings::{CarrierKind, title};
 use super::strangers;
 use super::tcp::TcpLink;
-use super::{LINKS, Tunnels, new_peer};
+use super::{DATAGRAMS, LINKS, Tunnels, new_peer};
 use crate::rate_limited::RateLimitedLog;
 use crate::source::Source;
 
@@ -169,7 +169,14 @@ impl Tunnels {
                 let watched = self.registry.register(&mut tcp.stream, Token(LINKS + key), both);
                 watched.inspect_err(|error| warn!("cannot register a link: {error}")).ok()?;
             }
-            (Transport::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),
+            (Transport::Quic(quic), Some(endpoint)) => {
+                endpoint.insert(quic, key);
+                if let Err(error) = endpoint.watch(quic, &self.registry, DATAGRAMS) {
+                    warn!("cannot register a link: {error}");
+                    endpoint.remove(quic);
+                    return None;
+                }
+            }
             (Transport::Quic(_), None) => return None,
         }
         entry.insert(Link {
@@ -210,6 +217,10 @@ impl Tunnels {
             }
         };
         let link = &mut self.links[key];
+        // Another process accepts further links.
+        if link.slot.is_none() && (self.is_leaving || self.paused_listener.is_some()) {
+            peer.lock().tunnel.leave(number);
+        }
         link.trust(self.settings.core.streams);
         let early = std::mem::take(link.early());
         peer.lock().keys.insert(number, key);
@@ -228,7 +239,11 @@ impl Tunnels {
         }
         let peer = new_peer(&self.settings, key, "", Some(hello.instance));
         self.far.push(peer.clone());
-        self.dialled.lock().unwrap_or_else(PoisonError::into_inner).insert(key, peer.clone());
+        let mut dialled = self.dialled.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_key = dialled.entry(key).or_default();
+        of_key.retain(|peer| !peer.lock().is_idle());
+        of_key.insert(0, peer.clone());
+        drop(dialled);
         peer
     }
 

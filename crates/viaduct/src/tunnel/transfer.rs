@@ -6,9 +6,9 @@ use std::sync::Arc;
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::StreamId;
 
-use super::Tunnels;
 use super::link::{Credentials, Tools};
 use super::peer::SharedPeer;
+use super::{HANDOVER_TIME, Tunnels};
 
 impl Tunnels {
     /// Reads from a link and writes to it, as many bytes as possible.
@@ -20,7 +20,10 @@ impl Tunnels {
             if placed { self.receive_by(key, now) } else { Ok(()) }
         });
         match result {
-            Ok(()) => self.send(key, now),
+            Ok(()) => {
+                self.settle_if_left(key, now);
+                self.send(key, now);
+            }
             Err(error) => self.close(key, &error, now),
         }
     }
@@ -69,6 +72,14 @@ impl Tunnels {
         }
     }
 
+    /// Frees the slot of a link that its peer has left, before a flow finds that no link is up.
+    fn settle_if_left(&mut self, key: usize, now: Instant) {
+        let place = self.links.get(key).and_then(|link| link.place.clone());
+        if let Some((peer, _)) = place.filter(|(peer, _)| peer.lock().tunnel.is_left()) {
+            self.settle(&peer, now);
+        }
+    }
+
     fn settle(&mut self, peer: &SharedPeer, now: Instant) {
         loop {
             let (down, over) = peer.lock().settle();
@@ -104,6 +115,7 @@ impl Tunnels {
             {
                 link.slot = None;
                 slot.failed(true, now);
+                peer.lock().expect_links(now + HANDOVER_TIME);
             }
         }
     }

@@ -4,12 +4,13 @@
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::gateways::{Gateway, GatewaySpec, Gateways};
 use viaduct_lab::topology::{Journal, Middlebox, Node, Wan};
+use viaduct_lab::upgrade::upgrade;
 
 use super::common::{random, there_and_back, within};
 use super::split::split;
@@ -70,7 +71,13 @@ fn sh(node: &Node, script: &str) -> String {
 
 /// Sends bytes from the host `from` to the host `to` and back. Checks that `to` sees the address
 /// of `from`.
-fn exchange(from: &Node, to: &Node, [source, destination]: [&str; 2]) {
+fn exchange(from: &Node, to: &Node, addresses: [&str; 2]) {
+    let (client, server) = open(from, to, addresses);
+    there_and_back(client, server, &random(3_000_000));
+}
+
+/// Opens a connection from the host `from` to the host `to`. Returns both of its ends.
+fn open(from: &Node, to: &Node, [source, destination]: [&str; 2]) -> (TcpStream, TcpStream) {
     let listen = || TcpListener::bind((destination, PORT)).unwrap();
     let listener = to.netns().enter(listen).unwrap();
     let connect = || TcpStream::connect((destination, PORT)).unwrap();
@@ -78,7 +85,7 @@ fn exchange(from: &Node, to: &Node, [source, destination]: [&str; 2]) {
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let (server, seen) = listener.accept().unwrap();
     assert_eq!(seen.ip().to_string(), source);
-    there_and_back(client, server, &random(3_000_000));
+    (client, server)
 }
 
 const THERE: [&str; 2] = ["10.1.0.2", "10.2.0.2"];
@@ -130,6 +137,39 @@ fn where_only_tls_passes_split_connections_go_through_a_tunnel_until_udp_is_back
     assert!(are(&world, "up", &["udp", "fake-tcp"]), "{}", logs(&world));
     exchange(a1, b1, THERE);
     assert_eq!(opened(&world), [1, 1], "new connections are direct");
+    // They are also direct after an upgrade.
+    let process = upgrade(world.gateways.directory(), &["--name", "site-b"]).unwrap();
+    let begun = Instant::now();
+    exchange(b1, a1, BACK);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    process.end().unwrap();
+}
+
+#[test]
+fn upgrades_cut_no_connection_in_a_tunnel_over_tls_and_refuse_none() {
+    let mut world = World::new([
+        "tls_endpoint = \"198.51.100.2:443\"\n",
+        "endpoint = \"192.0.2.1:7400\"\ntls_endpoint = \"192.0.2.1:443\"\n",
+    ]);
+    world.gateways.b.start().unwrap();
+    world.gateways.a.start().unwrap();
+    assert!(are(&world, "degraded", &["tls"]), "{}", logs(&world));
+    let [a1, b1] = [&world.middlebox.a1, &world.middlebox.b1];
+    let open_both = || [open(a1, b1, THERE), open(b1, a1, BACK)];
+    let (mut flows, mut processes) = (Vec::from(open_both()), Vec::new());
+    for name in ["site-a", "site-b"] {
+        processes.push(upgrade(world.gateways.directory(), &["--name", name]).unwrap());
+        // The middlebox drops connections that bypass the tunnel.
+        flows.extend(open_both());
+    }
+    for (client, server) in flows {
+        there_and_back(client, server, &random(300_000));
+    }
+    assert!(are(&world, "degraded", &["tls"]), "{}", logs(&world));
+    assert_eq!(world.count("refused"), 0);
+    for process in processes {
+        process.end().unwrap();
+    }
 }
 
 #[test]

@@ -16,7 +16,6 @@ use viaduct_lab::binary::copy_program;
 use viaduct_lab::gateways::{Gateway, GatewaySpec};
 use viaduct_lab::topology::{Host, Node};
 use viaduct_lab::upgrade::{ForeignProcess, upgrade};
-use viaduct_lab::world::World;
 
 use super::common::upgrade::{failure, program};
 use super::{eventually, lost_pings, short, system, world};
@@ -270,14 +269,4 @@ fn sighup_upgrades_to_a_replaced_program_if_the_manager_follows_the_new_process(
     assert_eq!(gateways.b.status().unwrap().pid, unfollowed.id());
     second.end().unwrap();
     unfollowed.end().unwrap();
-}
-
-#[test]
-fn a_gateway_with_tunnels_over_tls_reports_that_it_cannot_be_upgraded() {
-    let mut world: World = world((1500, 1500), "rate=100M,delay=1ms");
-    let site = "tls_listen = \"0.0.0.0:443\"\n".to_owned();
-    let spec = GatewaySpec { site, ..GatewaySpec::default() }.split();
-    let gateways = world.protect(&spec).unwrap();
-    let error = failure(gateways.directory(), &["--name", "site-a"]);
-    assert!(error.contains("tunnels") && error.contains("restart"), "{error}");
 }

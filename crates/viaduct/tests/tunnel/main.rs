@@ -6,6 +6,7 @@ mod access_log;
 mod common;
 mod dead_after;
 mod tls;
+mod upgrade;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -69,13 +70,20 @@ impl World {
 
     /// Opens a listener on the server.
     fn listen(&self, ip: IpAddr) -> TcpListener {
-        let listen = || TcpListener::bind(SocketAddr::new(ip, PORT)).unwrap();
+        self.listen_at(ip, PORT)
+    }
+
+    fn listen_at(&self, ip: IpAddr, port: u16) -> TcpListener {
+        let listen = || TcpListener::bind(SocketAddr::new(ip, port)).unwrap();
         self.chain.server().netns().enter(listen).unwrap()
     }
 
     /// Connects from the client.
     fn connect(&self, ip: IpAddr) -> TcpStream {
-        let to = SocketAddr::new(ip, PORT);
+        self.connect_to(SocketAddr::new(ip, PORT))
+    }
+
+    fn connect_to(&self, to: SocketAddr) -> TcpStream {
         let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5));
         let stream = self.chain.client().netns().enter(connect).unwrap().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -84,7 +92,7 @@ impl World {
 
     /// Opens a connection. Returns both of its ends.
     fn pair(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
-        let client = self.connect(listener.local_addr().unwrap().ip());
+        let client = self.connect_to(listener.local_addr().unwrap());
         let (server, from) = listener.accept().unwrap();
         assert!(!self.chain.client().addresses().any(|own| own == from.ip()), "not split");
         server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

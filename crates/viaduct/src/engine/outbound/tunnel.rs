@@ -19,7 +19,7 @@ impl Outbound for Outlet {
         false
     }
 
-    fn is_known_to_fail(&self, _: &Address, _: Instant) -> bool {
-        self.is_bypassed()
+    fn is_known_to_fail(&self, _: &Address, now: Instant) -> bool {
+        self.is_bypassed(now)
     }
 }

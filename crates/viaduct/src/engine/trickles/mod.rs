@@ -37,6 +37,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
+use viaduct_trickles::revert_stale_changes;
 
 pub use conn::TricklesConn;
 pub use flow_target::{Early, TricklesTarget};
@@ -93,6 +94,7 @@ impl Trickles {
                 continue;
             }
             let instance = format!("{}_trickles_{formats}", self.instance);
+            revert_stale_changes(&self.run_dir);
             let port = SharedPort::open(formats, instance, self.run_dir.clone(), self.buffer);
             let port = port.with_context(|| format!("trickles: cannot open a port ({formats})"))?;
             let fd = port.lock().as_fd().as_raw_fd();

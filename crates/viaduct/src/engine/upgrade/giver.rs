@@ -4,7 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use tracing::warn;
 use viaduct_proto::upgrade::{ListenRecord, Message, ServiceRecord};
 
@@ -52,7 +52,7 @@ impl Handover for ProxyHandover {
         let mut listen_fds: Vec<OwnedFd> = Vec::new();
         for reply in self.ask_all(WorkerCommand::Export) {
             let exported = reply.recv_timeout(TRANSFER_TIMEOUT).context(HANGS)?;
-            let (record, fds) = exported.map_err(|why| anyhow!(why))?;
+            let (record, fds) = exported.context("cannot duplicate descriptors")?;
             workers.push(record);
             listen_fds.extend(fds);
         }

@@ -13,6 +13,7 @@ use crate::engine::config::EngineConfig;
 use crate::engine::listen_set::{ListenSet, SynSource};
 use crate::engine::loops::Loops;
 use crate::handover::{Takeover, config_text, old_process};
+use crate::tunnel::InheritedSockets;
 
 /// Everything that the old process hands over, except its flows.
 #[derive(Debug)]
@@ -70,9 +71,7 @@ impl Inheritance {
         let locks = locks.collect::<Result<Vec<_>>>()?;
         let locks = service.has_journal.then_some(locks);
         let workers = service.workers.into_iter().map(|record| {
-            let count =
-                usize::from(record.listeners) + usize::from(record.syns != SynRecord::Unseen);
-            Ok((record, (0..count).map(|_| next()).collect::<Result<_>>()?))
+            Ok((record, (0..record.descriptors()).map(|_| next()).collect::<Result<_>>()?))
         });
         let workers = workers.collect::<Result<_>>()?;
         Ok(Inheritance { config, metrics, locks, workers })
@@ -102,14 +101,14 @@ impl Inheritance {
             if at != config.listen {
                 bail!("listen: {at:?} are open, and {:?} configured; restart", config.listen);
             }
-            let syns = match (record.syns, fds.next()) {
-                (SynRecord::Tap, Some(fd)) => SynSource::Tap(SynTap::inherited(fd)),
-                (SynRecord::Queue, Some(fd)) => {
-                    SynSource::Queue(NfQueue::inherited(fd, queue, held))
-                }
-                _ => SynSource::Unseen,
+            let mut next = || fds.next().context("a descriptor is missing");
+            let syns = match record.syns {
+                SynRecord::Tap => SynSource::Tap(SynTap::inherited(next()?)),
+                SynRecord::Queue => SynSource::Queue(NfQueue::inherited(next()?, queue, held)),
+                SynRecord::Unseen => SynSource::Unseen,
             };
-            Ok(ListenSet { number, listeners, syns })
+            let tunnels = Some(InheritedSockets::new(fds));
+            Ok(ListenSet { number, listeners, syns, tunnels })
         };
         all.map(set).collect()
     }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, bail};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tracing::{error, warn};
 
@@ -135,22 +135,17 @@ impl UpgradeState {
         }
     }
 
-    /// Handles a request of the upgrader. `listeners` and `is_serving` ([`Site::is_serving`]) are
-    /// handed over, too. `refusal` is the reason why the gateway cannot be handed over, if there is
-    /// one.
+    /// Handles a request of the upgrader; `export` returns the state that is handed over, or the
+    /// reason why the gateway cannot be handed over.
     pub fn handle(
         &mut self,
         request: ControlRequest,
         system: &System,
-        (listeners, is_serving): (&Listeners, bool),
-        refusal: Option<&str>,
+        export: impl FnOnce() -> Result<ControlState>,
     ) {
         match request {
             ControlRequest::Export(reply) => {
-                let state = match refusal {
-                    Some(reason) => Err(anyhow!("{reason}")),
-                    None => export(system, listeners, is_serving),
-                };
+                let state = export();
                 self.is_active = state.is_ok();
                 let _ = reply.send(state);
             }
@@ -175,8 +170,19 @@ impl Control {
         match event {
             UpgradeEvent::Request(request) => {
                 let refusal = self.upgrade_refusal(draining);
-                let parts = (&self.listeners, self.site.is_serving);
-                self.upgrade.handle(request, system, parts, refusal);
+                let Control { upgrade, listeners, site, tls, .. } = self;
+                upgrade.handle(request, system, || {
+                    if let Some(reason) = refusal {
+                        bail!("{reason}");
+                    }
+                    Ok(ControlState {
+                        listeners: listeners.export()?,
+                        marks: system.marks(),
+                        is_serving: site.is_serving,
+                        locks: system.locks()?,
+                        tls: tls.dialled(),
+                    })
+                });
             }
             UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
             UpgradeEvent::Outcome(Outcome::Released) => self.upgrade.release(),
@@ -212,9 +218,4 @@ impl Control {
             }
         }
     }
-}
-
-fn export(system: &System, listeners: &Listeners, is_serving: bool) -> Result<ControlState> {
-    let (listeners, marks, locks) = (listeners.export()?, system.marks(), system.locks()?);
-    Ok(ControlState { listeners, marks, is_serving, locks })
 }

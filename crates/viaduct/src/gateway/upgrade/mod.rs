@@ -63,6 +63,8 @@ pub struct ControlState {
     pub is_serving: bool,
     /// Instance locks of the rules.
     pub locks: Vec<(String, OwnedFd)>,
+    /// Names of the peers whose tunnels over TLS are dialled.
+    pub tls: Vec<String>,
 }
 
 /// Hands a gateway to a new process.
@@ -108,7 +110,7 @@ fn await_answer<T>(answer: &Receiver<T>, failure: &'static str) -> Result<T> {
 
 impl Handover for GatewayHandover {
     fn send_service(&self, channel: &Channel) -> Result<()> {
-        let ControlState { listeners: [metrics, cache], marks, is_serving, locks } =
+        let ControlState { listeners: [metrics, cache], marks, is_serving, locks, tls } =
             self.ask_control()?;
         let exported = self.ask_workers(UpgradeCommand::Export)?.into_iter();
         let (sockets, states): (Vec<_>, Vec<_>) =
@@ -133,6 +135,7 @@ impl Handover for GatewayHandover {
             has_second: sockets.second.is_some(),
             locks: locks.iter().map(|(name, _)| name.clone()).collect(),
             has_flows: self.flows.is_some(),
+            tls,
         };
         let mut fds: Vec<BorrowedFd<'_>> = vec![config.as_fd(), sockets.udp.as_fd()];
         let optional = [&sockets.tun, &metrics, &cache, &sockets.second];

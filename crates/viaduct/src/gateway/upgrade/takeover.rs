@@ -165,7 +165,8 @@ fn prepare(
     if let Some(tun) = sockets.tun {
         injector.take_over(tun)?;
     }
-    let tls = TlsTunnels::new(&site.config);
+    let mut tls = TlsTunnels::new(&site.config);
+    tls.dial_again(&record.tls);
     let flows = match (split, flows) {
         (None, None) => None,
         (Some(split), Some(old)) => Some(ProxyThread::take_over(tls.applied(&split), old)?),

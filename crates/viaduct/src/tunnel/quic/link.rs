@@ -74,6 +74,11 @@ impl QuicLink {
         self.connection.set_receive_window(VarInt::MAX);
     }
 
+    /// Returns whether this end has dialled the link.
+    pub(super) fn is_dialled(&self) -> bool {
+        self.dialled
+    }
+
     /// Handles the event of a received datagram.
     pub(in crate::tunnel) fn handle_event(&mut self, event: ConnectionEvent) {
         self.connection.handle_event(event);
@@ -252,7 +257,7 @@ impl QuicLink {
         if self.connection.stats().frame_tx.stream > frames {
             self.pacer.spend(transmit.size as u64);
         }
-        endpoint.transmit(&transmit);
+        endpoint.transmit(Some(self.handle), &transmit);
         self.stuck = false;
         true
     }

@@ -13,6 +13,7 @@
 //! | [`lanes`] | lanes of a link, as QUIC streams |
 //! | [`congestion`] | congestion control and pacing |
 //! | [`identity`] | state that survives a restart |
+//! | [`sockets`] | the UDP sockets |
 //! | [`clock`] | the library's time |
 
 mod clock;
@@ -20,19 +21,19 @@ mod congestion;
 mod identity;
 mod lanes;
 mod link;
+mod sockets;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
-use mio::unix::SourceFd;
-use mio::{Interest, Registry, Token};
+use mio::{Registry, Token};
 use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, ConnectionHandle, DatagramEvent, ServerConfig, Transmit,
@@ -40,13 +41,13 @@ use quinn_proto::{
 };
 use tracing::debug;
 use viaduct_proto::time::Instant;
-use viaduct_sys::socket::udp::UdpBatch;
 
 use super::settings::{CarrierKind, TunnelSettings};
 use super::time;
 use super::tls::quic as tls;
 use clock::Clock;
 use congestion::BbrConfig;
+use sockets::Sockets;
 
 pub(super) use link::QuicLink;
 
@@ -55,8 +56,6 @@ const READS: usize = 512;
 /// Maximum plausible time of a datagram in the receive queue. The time is measured with the wall
 /// clock; a longer time means that the clock was set.
 const MAX_QUEUE_TIME: Duration = Duration::from_millis(100);
-/// Size of the socket's buffer for each direction, in bytes.
-const SOCKET: usize = 8 << 20;
 /// Maximum number of datagrams handed to the kernel at once.
 const SEGMENTS: usize = 32;
 /// Loss detection by time (RFC 9002, section 6.1.2): a packet is lost when a later packet was
@@ -81,12 +80,11 @@ const UNTRUSTED_WINDOW: u32 = 8 << 10;
 /// Maximum number of bytes of the TLS handshake that are buffered while earlier bytes are missing.
 const CRYPTO_BUFFER: usize = 4 << 10;
 
-/// The UDP socket, and the state for new connections.
+/// The UDP sockets, and the state for new connections.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     inner: quinn_proto::Endpoint,
-    socket: UdpBatch,
-    v6: bool,
+    sockets: Sockets,
     client: ClientConfig,
     clock: Clock,
     /// Keys of links in the loop's table, by connection.
@@ -108,17 +106,13 @@ pub(super) enum Arrived {
 }
 
 impl Endpoint {
-    /// Opens the socket at the listening address, or at the unspecified address if none is
-    /// configured.
-    pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
-        let anywhere = match settings.dials.iter().all(|dial| dial.to.is_ipv4()) {
-            true => SocketAddr::from(([0, 0, 0, 0], 0)),
-            false => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-        };
-        let at = settings.listen.unwrap_or(anywhere);
-        let socket = UdpBatch::bind(at)?;
-        socket.set_buffers(SOCKET)?;
-        socket.enable_timestamps()?;
+    /// Opens the socket at the listening address, if one is configured. Uses the socket `inherited`
+    /// instead, if there is one.
+    pub(super) fn new(
+        settings: &TunnelSettings,
+        inherited: Option<OwnedFd>,
+        now: Instant,
+    ) -> anyhow::Result<Endpoint> {
         let mut client = ClientConfig::new(Arc::new(tls::client()?));
         client.transport_config(Arc::new(transport(settings, 0)?));
         let server = settings.listen.map(|_| -> anyhow::Result<_> {
@@ -131,8 +125,7 @@ impl Endpoint {
         let inner = quinn_proto::Endpoint::new(config, server.transpose()?, true, None);
         Ok(Endpoint {
             inner,
-            socket,
-            v6: at.is_ipv6(),
+            sockets: Sockets::new(settings.listen, inherited)?,
             client,
             clock: Clock::new(now),
             keys: HashMap::new(),
@@ -143,23 +136,66 @@ impl Endpoint {
         })
     }
 
+    /// Reports to `registry` when datagrams of links that peers dial are readable.
     pub(super) fn register(&self, registry: &Registry, token: Token) -> io::Result<()> {
-        registry.register(
-            &mut SourceFd(&self.socket.as_fd().as_raw_fd()),
-            token,
-            Interest::READABLE,
-        )
+        self.sockets.watch_shared(registry, token)
+    }
+
+    /// Reports to `registry` when datagrams of a dialled link are readable.
+    pub(super) fn watch(
+        &self,
+        link: &QuicLink,
+        registry: &Registry,
+        token: Token,
+    ) -> io::Result<()> {
+        self.sockets.watch(link.handle, registry, token)
+    }
+
+    /// Descriptor of the socket at the listening address.
+    pub(super) fn shared(&self) -> Option<BorrowedFd<'_>> {
+        self.sockets.shared()
+    }
+
+    /// Prepares the handover of the shared socket to another process: opens own sockets for those
+    /// of `links` that use it. From now on no link is accepted. The datagrams queued before must
+    /// then be read, and [`Endpoint::pause`] called. Errors: no descriptor is left.
+    pub(super) fn begin_pause<'a>(
+        &mut self,
+        links: impl Iterator<Item = &'a QuicLink>,
+        registry: &Registry,
+        token: Token,
+    ) -> io::Result<()> {
+        self.sockets.begin_pause();
+        self.readable = true;
+        for link in links.filter(|link| !link.is_dialled()) {
+            self.sockets.connect(link.handle, link.connection.remote_address(), registry, token)?;
+        }
+        Ok(())
+    }
+
+    /// Closes this process's copy of the shared socket, which another process uses.
+    pub(super) fn close_shared(&mut self) {
+        self.sockets.close_shared();
+    }
+
+    /// Leaves the datagrams of the shared socket to another process.
+    pub(super) fn pause(&mut self, registry: &Registry) -> io::Result<()> {
+        self.sockets.pause(registry)
+    }
+
+    /// Reads the shared socket again, since no other process does.
+    pub(super) fn resume(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        self.readable = true;
+        self.sockets.resume(registry, token)
     }
 
     /// Dials a link.
     pub(super) fn dial(&mut self, to: SocketAddr, now: Instant) -> io::Result<QuicLink> {
-        let to = match to.ip() {
-            IpAddr::V4(ip) if self.v6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()),
-            _ => to,
-        };
+        let socket = Sockets::open(to)?;
         let now = self.clock.theirs(now);
         let dialled = self.inner.connect(now, self.client.clone(), to, "viaduct");
         let (handle, connection) = dialled.map_err(io::Error::other)?;
+        self.sockets.set(handle, socket);
         Ok(QuicLink::new(handle, connection, true))
     }
 
@@ -170,6 +206,7 @@ impl Endpoint {
 
     pub(super) fn remove(&mut self, link: &QuicLink) {
         self.keys.remove(&link.handle);
+        self.sockets.remove(link.handle);
     }
 
     /// Reads received datagrams, at most [`READS`]. If `crowded`, diallers must first prove their
@@ -181,7 +218,7 @@ impl Endpoint {
         let wall = SystemTime::now();
         let now = time();
         for _ in 0..READS {
-            let (length, from, at) = match self.socket.recv_at(&mut self.receive) {
+            let (length, from, at) = match self.sockets.receive(&mut self.receive) {
                 Ok(Some(received)) => received,
                 Ok(None) => {
                     self.readable = false;
@@ -208,9 +245,12 @@ impl Endpoint {
                     arrived
                         .extend(self.keys.get(&handle).map(|&key| Arrived::For(key, event.into())));
                 }
+                Some(DatagramEvent::NewConnection(incoming)) if !self.sockets.accepts_links() => {
+                    self.inner.ignore(incoming);
+                }
                 Some(DatagramEvent::NewConnection(incoming)) if crowded && incoming.may_retry() => {
                     match self.inner.retry(incoming, &mut self.send) {
-                        Ok(transmit) => self.transmit(&transmit),
+                        Ok(transmit) => self.transmit(None, &transmit),
                         Err(error) => self.inner.ignore(error.into_incoming()),
                     }
                 }
@@ -224,24 +264,27 @@ impl Endpoint {
                         }
                         Err(refused) => {
                             debug!("a link is refused: {}", refused.cause);
-                            refused.response.iter().for_each(|transmit| self.transmit(transmit));
+                            refused.response.iter().for_each(|of| self.transmit(None, of));
                         }
                     }
                 }
-                Some(DatagramEvent::Response(transmit)) => self.transmit(&transmit),
+                Some(DatagramEvent::Response(transmit)) => self.transmit(None, &transmit),
                 None => {}
             }
+        }
+        if self.readable {
+            self.sockets.take_turns();
         }
         arrived
     }
 
-    /// Sends the datagrams of `transmit` from the send buffer. Datagrams for which the kernel has
-    /// no room are dropped, as by a queue on the path.
-    fn transmit(&mut self, transmit: &Transmit) {
+    /// Sends the datagrams of `transmit` from the send buffer, for `link` if given. Datagrams for
+    /// which the kernel has no room are dropped, as by a queue on the path.
+    fn transmit(&mut self, link: Option<ConnectionHandle>, transmit: &Transmit) {
         let bytes = &self.send[..transmit.size];
         let datagrams = bytes.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1));
         let datagrams: Vec<_> = datagrams.map(|bytes| (transmit.destination, bytes)).collect();
-        let report = self.socket.send(&datagrams);
+        let report = self.sockets.send(link, &datagrams);
         if report.failed() > 0 {
             debug!(?report, "datagrams were not sent");
         }

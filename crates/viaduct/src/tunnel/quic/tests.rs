@@ -50,7 +50,7 @@ struct Stranger {
 
 impl Stranger {
     fn new(at: SocketAddr, writes: bool) -> Stranger {
-        let endpoint = Endpoint::new(&settings(None, vec![dial(at)]), time()).unwrap();
+        let endpoint = Endpoint::new(&settings(None, vec![dial(at)]), None, time()).unwrap();
         Stranger { at, endpoint, links: Vec::new(), writes, written: 0, streams: 0 }
     }
 
@@ -99,7 +99,7 @@ impl Far {
             let at = free.local_addr().unwrap();
             drop(free);
             let registry = poll.registry().try_clone().unwrap();
-            let tunnels = Tunnels::new(settings(Some(at), Vec::new()), registry, time());
+            let tunnels = Tunnels::new(settings(Some(at), Vec::new()), None, registry, time());
             Some((tunnels.ok()?, at))
         };
         let (tunnels, at) = (0..100).find_map(listen).expect("a port is free");

@@ -261,7 +261,7 @@ fn far_end_in_a_process() {
     let at = free.local_addr().unwrap();
     drop(free);
     let registry = poll.registry().try_clone().unwrap();
-    let mut tunnels = Tunnels::new(settings(2, 1, Some(at)), registry, time()).unwrap();
+    let mut tunnels = Tunnels::new(settings(2, 1, Some(at)), None, registry, time()).unwrap();
     eprintln!("at {at}");
     let ended = thread::spawn(|| io::stdin().read(&mut [0]));
     let (mut poll, mut events) = (poll, Events::with_capacity(256));

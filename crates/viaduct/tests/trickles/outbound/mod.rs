@@ -7,6 +7,7 @@ mod encrypted;
 mod long_flows;
 mod path_mtu;
 mod refused;
+mod upgrade;
 
 use std::fs;
 use std::net::IpAddr;
