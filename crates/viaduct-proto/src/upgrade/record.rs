@@ -83,6 +83,9 @@ pub struct ListenRecord {
     /// Number of sockets for links of tunnels: the TCP listener, and then the UDP socket of QUIC.
     #[serde(default)]
     pub tunnels: u8,
+    /// Far ends of tunnels to which a link is up: bit n for the n-th tunnel that the worker dials.
+    #[serde(default)]
+    pub tunnels_up: u64,
 }
 
 /// Source of SYNs.
@@ -262,7 +265,8 @@ mod tests {
     #[test]
     fn fields_that_earlier_records_of_the_format_lack_have_defaults() {
         let listen: ListenRecord = serde_json::from_str(r#"{"listeners":2,"syns":"tap"}"#).unwrap();
-        assert_eq!(listen, ListenRecord { listeners: 2, syns: SynRecord::Tap, tunnels: 0 });
+        let syns = SynRecord::Tap;
+        assert_eq!(listen, ListenRecord { listeners: 2, syns, ..ListenRecord::default() });
         assert_eq!(listen.descriptors(), 3);
     }
 
@@ -270,7 +274,7 @@ mod tests {
     fn bounds_hold_in_both_directions() {
         let service = |listeners| {
             let syns = SynRecord::Tap;
-            let workers = vec![ListenRecord { listeners, syns, tunnels: 0 }];
+            let workers = vec![ListenRecord { listeners, syns, ..ListenRecord::default() }];
             Message::Service(ServiceRecord { workers, ..ServiceRecord::default() })
         };
         let most = u16::try_from(MAX_SERVICE_DESCRIPTORS).unwrap() - 1;

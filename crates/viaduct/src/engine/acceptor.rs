@@ -126,7 +126,7 @@ impl Acceptor {
         let listeners = u16::try_from(self.listeners.len()).map_err(io::Error::other)?;
         let all = self.listeners.iter().map(AsFd::as_fd).chain(self.syns());
         let all = all.map(|fd| fd.try_clone_to_owned()).collect::<io::Result<_>>()?;
-        Ok((ListenRecord { listeners, syns, tunnels: 0 }, all))
+        Ok((ListenRecord { listeners, syns, ..ListenRecord::default() }, all))
     }
 
     /// Number of listeners; 0 once they are closed.

@@ -14,7 +14,7 @@ use viaduct_sys::nft::nfqueue::NfQueue;
 use viaduct_sys::process::inherited_fds;
 use viaduct_sys::socket::tcp::{self, TcpOptions};
 
-use crate::tunnel::InheritedSockets;
+use crate::tunnel::InheritedTunnels;
 
 /// Backlog of each listener: connections ready to be accepted.
 pub(super) const BACKLOG: u32 = 4096;
@@ -41,7 +41,7 @@ pub struct ListenSet {
     pub syns: SynSource,
     /// Sockets for links of tunnels, if another process hands them over; otherwise the tunnels open
     /// their own.
-    pub tunnels: Option<InheritedSockets>,
+    pub tunnels: Option<InheritedTunnels>,
 }
 
 /// Requested source of SYNs.

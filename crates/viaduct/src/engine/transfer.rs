@@ -51,6 +51,7 @@ impl Worker {
         if let Some(tunnels) = &self.upstream.tunnels {
             let sockets = tunnels.export()?;
             record.tunnels = u8::try_from(sockets.len()).map_err(io::Error::other)?;
+            record.tunnels_up = tunnels.dialled_up();
             fds.extend(sockets);
         }
         Ok((record, fds))

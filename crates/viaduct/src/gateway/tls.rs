@@ -44,7 +44,8 @@ struct TlsPeer {
     has_fake_tcp: bool,
     /// True if this gateway dials the tunnel now.
     is_dialled: bool,
-    /// True if a link of the tunnel is up, whichever gateway has dialled it.
+    /// True if a link of the tunnel is up, or expected after a handover, whichever gateway has
+    /// dialled it.
     is_up: bool,
     /// Reason why no link is up.
     down: Option<String>,
@@ -124,7 +125,8 @@ impl TlsTunnels {
         let mut has_changed = false;
         for (name, peer) in &mut self.0 {
             let mut own = tunnels.iter().filter(|of| of.name == *name || of.peer == peer.key);
-            peer.is_up = own.clone().any(|of| of.links.iter().any(|link| link.up));
+            peer.is_up =
+                own.clone().any(|of| of.is_expected || of.links.iter().any(|link| link.up));
             peer.down = own.find_map(|of| of.down.clone());
             let is_up = up.contains(name);
             let facts = details.facts.get(name);

@@ -1,5 +1,5 @@
-//! Handover of the listening end to another process. Links cannot be handed over: this process leaves
-//! them, so that they end with their last streams, and the peers dial others.
+//! Handover of the listening end to another process. Links cannot be handed over: this process
+//! leaves them, so that they end with their last streams, and the peers dial others.
 //!
 //! ```text
 //!   export ─▶ pause ──┬─▶ leave:        the other process accepts links
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Over TCP a link has a socket of its own. Over QUIC all links that peers have dialled share one,
-//! which the other process gets; so each of these links gets a socket that is connected to its peer.
+//! which the other process gets; so each of these links gets a socket connected to its peer.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,6 +20,7 @@ use viaduct_proto::time::Instant;
 
 use super::dial::Slot;
 use super::link::{Link, Transport};
+use super::near::Near;
 use super::peer::SharedPeer;
 use super::quic::{Endpoint, QuicLink};
 use super::settings::TunnelSettings;
@@ -32,19 +33,28 @@ const LEAVE_DELAY: Duration = Duration::from_secs(2);
 /// as quickly as it is read.
 const MAX_READS: usize = 16;
 
-/// Sockets at which another process has listened for links.
+/// Tunnels of another process: the sockets at which it has listened for links, and the tunnels that
+/// it has dialled.
 #[derive(Debug, Default)]
-pub struct InheritedSockets {
+pub struct InheritedTunnels {
     listener: Option<std::net::TcpListener>,
     pub(super) udp: Option<OwnedFd>,
+    /// Result of [`Tunnels::dialled_up`].
+    up: u64,
 }
 
-impl InheritedSockets {
-    /// Assigns the descriptors that [`Tunnels::export`] has returned.
-    pub fn new(sockets: impl IntoIterator<Item = OwnedFd>) -> InheritedSockets {
+impl InheritedTunnels {
+    /// Assigns the descriptors that [`Tunnels::export`] has returned; `up` is the result of
+    /// [`Tunnels::dialled_up`].
+    pub fn new(sockets: impl IntoIterator<Item = OwnedFd>, up: u64) -> InheritedTunnels {
         let mut sockets = sockets.into_iter();
         let listener = sockets.next().map(Into::into);
-        InheritedSockets { listener, udp: sockets.next() }
+        InheritedTunnels { listener, udp: sockets.next(), up }
+    }
+
+    /// Returns whether the n-th tunnel that is dialled had a link up.
+    pub(super) fn was_up(&self, n: usize) -> bool {
+        u32::try_from(n).is_ok_and(|n| self.up.checked_shr(n).unwrap_or_default() & 1 == 1)
     }
 
     /// Takes the listener. Errors: there are other sockets than `settings` need.
@@ -63,7 +73,8 @@ impl InheritedSockets {
 }
 
 impl Tunnels {
-    /// Duplicates of the sockets of the listening end: the TCP listener, and the UDP socket of QUIC.
+    /// Duplicates of the sockets of the listening end: the TCP listener, and the UDP socket of
+    /// QUIC.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -74,9 +85,20 @@ impl Tunnels {
         all.map(|fd| fd.try_clone_to_owned()).collect()
     }
 
+    /// Far ends to which flows have a link: bit n for that of the n-th tunnel that this end dials,
+    /// for up to 64. Either end may have dialled the link.
+    pub fn dialled_up(&self) -> u64 {
+        let is_up = |near: &Near| {
+            let own = self.far.iter().filter(|peer| peer.lock().key == near.dial.peer);
+            own.chain([&near.peer]).any(|peer| peer.lock().tunnel.can_open())
+        };
+        let nears = self.nears.iter().take(64).enumerate();
+        nears.fold(0, |up, (n, near)| up | u64::from(is_up(near)) << n)
+    }
+
     /// Accepts no more links, which another process may accept. Accepted links are left, so that
-    /// their peers dial others; if they did so after the other process has begun to serve, they would
-    /// take it for a restart of this one.
+    /// their peers dial others; if they did so after the other process has begun to serve, they
+    /// would take it for a restart of this one.
     ///
     /// # Errors
     /// No descriptor is left for the links over QUIC.
@@ -87,14 +109,16 @@ impl Tunnels {
         self.accept_at = None;
         deregistered?;
         self.receive_all(now);
-        self.far.iter().for_each(SharedPeer::leave_links);
         let Tunnels { endpoint, links, registry, .. } = self;
-        let Some(endpoint) = endpoint else { return Ok(()) };
-        endpoint.begin_pause(links.iter().filter_map(over_quic), registry, DATAGRAMS)?;
+        if let Some(endpoint) = endpoint {
+            endpoint.begin_pause(links.iter().filter_map(over_quic), registry, DATAGRAMS)?;
+        }
         // These datagrams have arrived before the links had their own sockets.
         self.receive_all(now);
         let Tunnels { endpoint, registry, .. } = self;
-        endpoint.as_mut().map_or(Ok(()), |endpoint| endpoint.pause(registry))
+        endpoint.as_mut().map_or(Ok(()), |endpoint| endpoint.pause(registry))?;
+        self.far.iter().for_each(SharedPeer::leave_links);
+        Ok(())
     }
 
     /// Reads datagrams until there are none.
@@ -151,5 +175,17 @@ fn over_quic((_, link): (usize, &Link)) -> Option<&QuicLink> {
     match &link.transport {
         Transport::Quic(quic) => Some(quic),
         Transport::Tcp(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_dialled_tunnel_has_a_bit_and_those_beyond_the_last_count_as_down() {
+        let inherited = InheritedTunnels { up: 1 | 1 << 63, ..InheritedTunnels::default() };
+        let up = [0, 1, 62, 63, 64, usize::MAX].map(|n| inherited.was_up(n));
+        assert_eq!(up, [true, false, false, true, false, false]);
     }
 }

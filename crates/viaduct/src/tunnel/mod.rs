@@ -70,7 +70,7 @@ use quic::Endpoint;
 use settings::{Dial, TunnelName, TunnelSettings};
 use tls::TlsConfigs;
 
-pub use handover::InheritedSockets;
+pub use handover::InheritedTunnels;
 pub use near::Outlet;
 pub use peer::InboundStream;
 pub use stream::{Readiness, TunnelStream};
@@ -119,7 +119,7 @@ impl Tunnels {
     /// over, its sockets are `inherited`, and used instead.
     pub fn new(
         settings: TunnelSettings,
-        inherited: Option<InheritedSockets>,
+        inherited: Option<InheritedTunnels>,
         registry: Registry,
         now: Instant,
     ) -> Result<Tunnels> {
@@ -135,20 +135,21 @@ impl Tunnels {
             registry.register(listener, LISTENER, Interest::READABLE)?;
         }
         let quic = settings.uses_quic();
-        let endpoint = quic.then(|| Endpoint::new(&settings, inherited.udp, now)).transpose();
+        let endpoint =
+            quic.then(|| Endpoint::new(&settings, inherited.udp.take(), now)).transpose();
         let endpoint = endpoint.context("tunnel: cannot set up QUIC")?;
         if let Some(endpoint) = &endpoint {
             endpoint.register(&registry, DATAGRAMS)?;
         }
-        let near = |dial: &Dial| {
+        let near = |(n, dial): (usize, &Dial)| {
             let near = Near::new(&settings, dial, now);
             // The time runs from the start on.
-            if is_continued && dial.links > 0 {
+            if inherited.was_up(n) && dial.links > 0 {
                 near.peer.lock().expect_links(Instant::from_nanos(u64::MAX));
             }
             near
         };
-        let nears = settings.dials.iter().map(near).collect();
+        let nears = settings.dials.iter().enumerate().map(near).collect();
         Ok(Tunnels {
             nears,
             registry,
@@ -255,7 +256,8 @@ impl Tunnels {
     pub fn handle(&mut self, event: &Event, now: Instant) {
         match event.token() {
             LISTENER => self.accept(now),
-            DATAGRAMS => self.receive(now),
+            // There may be many sockets; `resume` reads all of them once.
+            DATAGRAMS => self.endpoint.iter_mut().for_each(|endpoint| endpoint.readable = true),
             Token(token) => {
                 let key = token - LINKS;
                 let readable = event.is_readable() || event.is_read_closed() || event.is_error();

@@ -126,6 +126,7 @@ impl Near {
     /// Counters of the tunnel, and the reason if the tunnel is down.
     pub(super) fn counters(&self) -> TunnelCounters {
         let mut counters = self.peer.lock().counters();
+        counters.is_expected = self.peer.lock().is_expected(time());
         let up = counters.links.iter().any(|link| link.up);
         counters.down = self.reason.as_ref().filter(|_| !up).map(|reason| match self.last_up {
             None => format!("{reason}; it has not been up yet"),
@@ -153,6 +154,11 @@ impl Near {
     /// Changes the number of links: missing links are dialled, surplus links are closed after their
     /// last stream.
     pub(super) fn set_links(&mut self, wanted: usize, links: &Slab<Link>, now: Instant) {
+        if wanted == 0 {
+            let mut peer = self.peer.lock();
+            peer.expected_until = None;
+            peer.fail_waiting();
+        }
         for slot in self.slots.iter_mut().skip(wanted) {
             slot.retire();
             if let Some(link) = slot.link.and_then(|key| links.get(key))

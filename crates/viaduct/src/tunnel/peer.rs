@@ -133,6 +133,7 @@ impl Peer {
             peer: self.key.to_string(),
             name: self.name.clone(),
             down: None,
+            is_expected: false,
             denied: self.denied,
             denied_last: self.denied_last.as_ref().map(ToString::to_string),
             all: self.tunnel.stats(),

@@ -173,6 +173,7 @@ impl Tunnels {
                 endpoint.insert(quic, key);
                 if let Err(error) = endpoint.watch(quic, &self.registry, DATAGRAMS) {
                     warn!("cannot register a link: {error}");
+                    quic.close(0, endpoint, now);
                     endpoint.remove(quic);
                     return None;
                 }

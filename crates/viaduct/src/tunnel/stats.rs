@@ -17,6 +17,9 @@ pub struct TunnelCounters {
     /// is up, and before the first failure.
     #[serde(default)]
     pub down: Option<String>,
+    /// True while links are dialled anew, because one end has handed over to another process.
+    #[serde(default)]
+    pub is_expected: bool,
     /// Number of streams that the far end denied.
     #[serde(default)]
     pub denied: u64,
@@ -35,6 +38,7 @@ impl TunnelCounters {
     /// Adds the counters of another tunnel to the same peer.
     pub fn merge(&mut self, more: &TunnelCounters) {
         self.down = self.down.take().or_else(|| more.down.clone());
+        self.is_expected |= more.is_expected;
         self.denied += more.denied;
         self.all.merge(&more.all);
         self.links.extend_from_slice(&more.links);
@@ -45,7 +49,8 @@ impl TunnelCounters {
         let TunnelStats { opened, accepted, reset, sent, received, delay, .. } = self.all;
         let none = TunnelStats::default();
         self.all = TunnelStats { opened, accepted, reset, sent, received, delay, ..none };
-        (self.down, self.links, self.streams) = (None, Vec::new(), Vec::new());
+        (self.down, self.is_expected) = (None, false);
+        (self.links, self.streams) = (Vec::new(), Vec::new());
     }
 }
 

@@ -173,6 +173,34 @@ fn upgrades_cut_no_connection_in_a_tunnel_over_tls_and_refuse_none() {
 }
 
 #[test]
+fn a_tunnel_that_is_down_delays_no_connection_after_an_upgrade() {
+    let mut world =
+        World::new(["tls_endpoint = \"198.51.100.2:444\"\n", "endpoint = \"192.0.2.1:7400\"\n"]);
+    let rules = "
+        flush ruleset
+        table inet fw {
+            chain forward {
+                type filter hook forward priority 0
+                meta l4proto udp drop
+                tcp dport 7400 drop
+                tcp sport 7400 drop
+            }
+        }";
+    world.middlebox.node.run("nft", &[rules]).unwrap();
+    world.gateways.b.start().unwrap();
+    world.gateways.a.start().unwrap();
+    let dialled = || world.gateways.a.log().contains("198.51.100.2:444 is dialled");
+    assert!(within(Duration::from_secs(20), dialled), "{}", logs(&world));
+    let [a1, b1] = [&world.middlebox.a1, &world.middlebox.b1];
+    exchange(a1, b1, THERE);
+    let process = upgrade(world.gateways.directory(), &["--name", "site-a"]).unwrap();
+    let begun = Instant::now();
+    exchange(a1, b1, THERE);
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    process.end().unwrap();
+}
+
+#[test]
 fn a_gateway_with_transport_tls_sends_no_datagrams_and_reports_this() {
     let mut world = World::new([
         "transport = \"tls\"\nserver_name = \"www.example.com\"\n",

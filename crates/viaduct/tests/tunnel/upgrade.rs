@@ -10,8 +10,8 @@ use super::common::upgrade::{failure, program};
 use super::*;
 
 const CARRIERS: [&str; 3] = ["--carrier tcp --links 2", "--carrier quic", "--carrier tls"];
-/// Options of both ends. With early connections a server might see a connection that was begun for a
-/// SYN and ends with the upgrade, because the new process begins another one.
+/// Options of both ends. With early connections a server might see a connection that was begun for
+/// a SYN and ends with the upgrade, because the new process begins another one.
 const OPTIONS: &str = "--drain 2m --forward late";
 /// Upgrades of each end.
 const UPGRADES: usize = 2;

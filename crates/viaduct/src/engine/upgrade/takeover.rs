@@ -13,7 +13,7 @@ use crate::engine::config::EngineConfig;
 use crate::engine::listen_set::{ListenSet, SynSource};
 use crate::engine::loops::Loops;
 use crate::handover::{Takeover, config_text, old_process};
-use crate::tunnel::InheritedSockets;
+use crate::tunnel::InheritedTunnels;
 
 /// Everything that the old process hands over, except its flows.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Inheritance {
                 SynRecord::Queue => SynSource::Queue(NfQueue::inherited(next()?, queue, held)),
                 SynRecord::Unseen => SynSource::Unseen,
             };
-            let tunnels = Some(InheritedSockets::new(fds));
+            let tunnels = Some(InheritedTunnels::new(fds, record.tunnels_up));
             Ok(ListenSet { number, listeners, syns, tunnels })
         };
         all.map(set).collect()

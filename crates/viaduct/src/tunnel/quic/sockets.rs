@@ -1,13 +1,13 @@
-//! UDP sockets of an endpoint: one for all links that peers have dialled, and one for each link that
-//! this end has dialled.
+//! UDP sockets of an endpoint: one for all links that peers have dialled, and one for each link
+//! that this end has dialled.
 //!
 //! ```text
 //!   peers ─────────────▶ shared socket, at the listening address
 //!   far end of a link ─▶ own socket of the link
 //! ```
 //!
-//! When another process gets the shared socket, the other links get own sockets, too. These are
-//! connected to the peers, so that the kernel prefers them to the shared one. Links that a peer
+//! After another process has got the shared socket, the other links have own sockets, too. These
+//! are connected to the peers, so that the kernel prefers them to the shared one. Links that a peer
 //! dials later come from other ports, because they have own sockets at the peer.
 
 use std::io;
@@ -107,8 +107,9 @@ impl Sockets {
         self.own.push((link, socket, false));
     }
 
-    /// Opens a socket for a link that uses the shared one: it has the same address, and is connected
-    /// to `peer`. Errors: no descriptor is left. A peer to which there is no route gets no socket.
+    /// Opens a socket for a link that uses the shared one: it has the same address, and is
+    /// connected to `peer`. Errors: no descriptor is left. A peer to which there is no route gets
+    /// no socket.
     pub(super) fn connect(
         &mut self,
         link: ConnectionHandle,
