@@ -12,7 +12,7 @@ use viaduct_lab::gateways::{Gateway, GatewaySpec, Gateways};
 use viaduct_lab::topology::{Journal, Middlebox, Node, Wan};
 use viaduct_lab::upgrade::upgrade;
 
-use super::common::{random, there_and_back, within};
+use super::common::{random, there_and_back, within, within_some};
 use super::split::split;
 
 /// Classifies each connection by its first payload bytes, in whichever packet they arrive.
@@ -83,7 +83,9 @@ fn open(from: &Node, to: &Node, [source, destination]: [&str; 2]) -> (TcpStream,
     let connect = || TcpStream::connect((destination, PORT)).unwrap();
     let client = from.netns().enter(connect).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let (server, seen) = listener.accept().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let accepted = within_some(Duration::from_secs(20), || listener.accept().ok());
+    let (server, seen) = accepted.expect("the connection arrives at the server");
     assert_eq!(seen.ip().to_string(), source);
     (client, server)
 }

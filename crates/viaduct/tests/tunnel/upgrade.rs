@@ -71,7 +71,7 @@ fn an_upgrade_of_either_end_resets_and_refuses_nothing() {
         times.sort_unstable();
         println!("{carrier}: {} connections, at most {:?}", times.len(), times.last());
         // A connection waits for the dial of a link: some tenths of a second on an idle machine.
-        assert!(times.len() > 30 && times.last() < Some(&Duration::from_secs(3)), "{times:?}");
+        assert!(times.len() > 10 && times.last() < Some(&Duration::from_secs(3)), "{times:?}");
         // The first connection keeps the first processes alive, but not those in between.
         let (between, last) = processes.split_last_chunk::<2>().unwrap();
         until(&format!("{carrier}: processes without flows end"), || {
