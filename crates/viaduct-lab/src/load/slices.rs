@@ -29,10 +29,17 @@ pub struct SliceStream {
     first: u32,
     stop: Arc<AtomicBool>,
     sender: JoinHandle<Result<Vec<SliceDatagram>>>,
-    receiver: JoinHandle<Result<Arrivals>>,
+    receiver: JoinHandle<Arrivals>,
 }
 
-type Arrivals = HashMap<u32, (Instant, u32)>;
+/// Received datagrams.
+#[derive(Debug, Default)]
+struct Arrivals {
+    /// Time of the first arrival and number of arrivals by datagram number.
+    right: HashMap<u32, (Instant, u32)>,
+    /// Number of datagrams with a wrong byte or length.
+    wrong: usize,
+}
 
 /// Datagram of a stream.
 #[derive(Clone, Copy, Debug)]
@@ -73,18 +80,30 @@ impl SliceStream {
     /// # Errors
     /// If a socket has failed, or a datagram has arrived with a wrong byte.
     pub fn finish(self) -> Result<Vec<SliceDatagram>> {
+        let (sent, wrong) = self.finish_counting()?;
+        ensure!(wrong == 0, "{wrong} datagrams have a wrong byte");
+        Ok(sent)
+    }
+
+    /// Ends the stream, and waits for the last datagrams. Returns the datagrams that were sent, and
+    /// the number of those that arrived with a wrong byte or length.
+    ///
+    /// # Errors
+    /// If a socket has failed.
+    pub fn finish_counting(self) -> Result<(Vec<SliceDatagram>, usize)> {
         self.stop.store(true, Ordering::Relaxed);
         let mut sent = self.sender.join().ok().context("the sender panicked")??;
-        let arrived = self.receiver.join().ok().context("the receiver panicked")??;
+        let Arrivals { right, wrong } =
+            self.receiver.join().ok().context("the receiver panicked")?;
         NEXT.store(self.first + sent.len() as u32, Ordering::Relaxed);
-        for (number, (at, copies)) in arrived {
+        for (number, (at, copies)) in right {
             let Some(index) = number.checked_sub(self.first) else {
                 continue; // A datagram of an earlier stream, which counted it as missing.
             };
             let datagram = sent.get_mut(index as usize).context("a datagram of another stream")?;
             (datagram.arrived_at, datagram.copies) = (Some(at), copies);
         }
-        Ok(sent)
+        Ok((sent, wrong))
     }
 }
 
@@ -116,23 +135,44 @@ fn send(
     Ok(sent)
 }
 
-fn arrivals(socket: &UdpSocket, stop: &AtomicBool) -> Result<Arrivals> {
-    let (mut arrived, mut buffer) = (Arrivals::new(), [0; 2_000]);
+fn arrivals(socket: &UdpSocket, stop: &AtomicBool) -> Arrivals {
+    let (mut arrived, mut buffer) = (Arrivals::default(), [0; 2_000]);
     let mut stopped_at: Option<Instant> = None;
     while stopped_at.is_none_or(|at| at.elapsed() < REST) {
         if stopped_at.is_none() && stop.load(Ordering::Relaxed) {
             stopped_at = Some(Instant::now());
         }
         let Ok(length) = socket.recv(&mut buffer) else { continue };
-        let number = u32::from_be_bytes(*buffer.first_chunk().context("a short datagram")?);
-        ensure!(buffer[..length] == datagram(number), "datagram {number} has a wrong byte");
-        arrived.entry(number).or_insert((Instant::now(), 0)).1 += 1;
+        let number = u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
+        if buffer[..length] == datagram(number) {
+            arrived.right.entry(number).or_insert((Instant::now(), 0)).1 += 1;
+        } else {
+            arrived.wrong += 1;
+        }
     }
-    Ok(arrived)
+    arrived
 }
 
 fn datagram(number: u32) -> [u8; LENGTH] {
     let mut datagram = [number as u8; LENGTH];
     datagram[..4].copy_from_slice(&number.to_be_bytes());
     datagram
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_datagrams_are_counted() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+        receiver.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let mut altered = datagram(8);
+        altered[LENGTH - 1] ^= 1;
+        for sent in [&datagram(7)[..], &datagram(7), &altered, &datagram(9)[..3]] {
+            receiver.send_to(sent, receiver.local_addr().unwrap()).unwrap();
+        }
+        let arrived = arrivals(&receiver, &AtomicBool::new(true));
+        assert_eq!((arrived.right.len(), arrived.right[&7].1, arrived.wrong), (1, 2, 2));
+    }
 }
