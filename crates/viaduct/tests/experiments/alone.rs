@@ -31,15 +31,6 @@ fn real_gateways_recover_bursts_as_the_simulated_ones_do() {
 }
 
 #[test]
-fn a_syn_flood_costs_the_servers_little_and_delays_real_clients_little() {
-    let outcome = quick("miniproxy/flood");
-    // The speed of flood and clients depends on the machine, and a busy machine loses a SYN or two.
-    let other = ["SYNs a second", "served, %"];
-    let counted = |name: &str| !name.ends_with(", ms") && !other.iter().any(|o| name.ends_with(o));
-    assert_holds(&outcome, 12, 4, counted);
-}
-
-#[test]
 fn hops_save_as_much_time_as_in_the_paper_on_path_and_by_the_option() {
     let outcome = quick("miniproxy/ttc");
     // Times of complete downloads depend more on other load.
@@ -110,17 +101,6 @@ fn assert_alike(outcome: &Outcome) {
         eprintln!("{name}: {}", what.as_str().unwrap_or_default());
     }
     assert!(outcome.holds(), "{}", print_table(outcome, false));
-}
-
-#[test]
-fn attacks_on_a_stateless_server_are_refused_and_counted() {
-    let outcome = quick("trickles/attacks");
-    // Within three seconds the rate of a cheating client relative to an honest one is noisy. The
-    // check of the client that hides losses is robust, because that client gets only half of an
-    // honest client's rate.
-    let cheats = "client that ";
-    let judged = |name: &str| !name.starts_with(cheats) || name.contains("that hides losses:");
-    assert_holds(&outcome, 25, 20, judged);
 }
 
 #[test]

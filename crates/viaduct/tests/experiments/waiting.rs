@@ -75,3 +75,23 @@ fn the_link_emulator_keeps_to_its_settings() {
         assert!(check.holds, "{check:?}");
     }
 }
+
+#[test]
+fn a_syn_flood_costs_the_servers_little_and_delays_real_clients_little() {
+    let outcome = quick("miniproxy/flood");
+    // The speed of flood and clients depends on the machine, and a busy machine loses a SYN or two.
+    let other = ["SYNs a second", "served, %"];
+    let counted = |name: &str| !name.ends_with(", ms") && !other.iter().any(|o| name.ends_with(o));
+    assert_holds(&outcome, 12, 4, counted);
+}
+
+#[test]
+fn attacks_on_a_stateless_server_are_refused_and_counted() {
+    let outcome = quick("trickles/attacks");
+    // Within three seconds the rate of a cheating client relative to an honest one is noisy. The
+    // check of the client that hides losses is robust, because that client gets only half of an
+    // honest client's rate.
+    let cheats = "client that ";
+    let judged = |name: &str| !name.starts_with(cheats) || name.contains("that hides losses:");
+    assert_holds(&outcome, 25, 20, judged);
+}
