@@ -86,9 +86,9 @@ impl Intercept {
     /// Errors: `nft` fails, for example because the rules are not installed.
     pub fn pass_by(&self) -> Result<(), NftError> {
         self.check()?;
-        let chain = format!("inet {} prerouting", self.table());
+        let chain = format!("inet {} selection", self.table());
         let mut script = format!("flush chain {chain}\n");
-        for rule in self.passed_by().rules() {
+        for rule in self.passed_by().selection() {
             // Writing to a string cannot fail.
             let _ = writeln!(script, "add rule {chain} {rule}");
         }
@@ -113,19 +113,33 @@ impl Intercept {
         })
     }
 
-    /// Returns the rules, in order.
-    fn rules(&self) -> Vec<String> {
+    /// Returns the rules for all packets, in order. The first excludes the proxy's listener from
+    /// the second: the kernel finds this socket, too, for a packet to the same port of any host.
+    fn rules(&self) -> [String; 3] {
+        [
+            "meta l4proto tcp socket wildcard 1 goto selection".to_owned(),
+            // Matches packets of connections that already have a transparent socket on this
+            // machine.
+            format!(
+                "meta l4proto tcp socket transparent 1 meta mark set {:#x} accept",
+                self.mark()
+            ),
+            "goto selection".to_owned(),
+        ]
+    }
+
+    /// Returns the rules that select the connections to redirect, in order.
+    fn selection(&self) -> Vec<String> {
         let mark = format!("{:#x}", self.mark());
-        // Matches packets of connections that already have a transparent socket on this machine.
-        let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
-        let mut rules = vec![ours, SKIP_LOCAL.to_owned()];
+        let mut rules = vec![SKIP_LOCAL.to_owned()];
         for (family, matches) in matches(&self.ways, &self.ports).1 {
             // The full tuple is compared, as a client may use the same port for an older connection
             // to another server.
             let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
             let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
             if self.passed_by {
-                // SYNs do not match, so that a retransmitted SYN is forwarded like the first one.
+                // SYNs do not match: a SYN that was remembered and then forwarded, because there
+                // was no listener, is also forwarded when it is retransmitted.
                 rules.push(format!("{matches}{NOT_SYN} {tuple} @{family}_begun {over}"));
                 continue;
             }
@@ -144,7 +158,7 @@ impl Table for Intercept {
     }
 
     fn chains(&self) -> Vec<(&'static str, usize)> {
-        vec![("prerouting", self.rules().len())]
+        vec![("prerouting", self.rules().len()), ("selection", self.selection().len())]
     }
 
     fn contents(&self) -> String {
@@ -157,7 +171,11 @@ impl Table for Intercept {
         let chain =
             "chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;";
         let (ways, rules) = (matches(&self.ways, &self.ports).0, self.rules().join("\n"));
-        format!("{}\n{ways}\n{chain}\n{rules}\n}}", sets.join("\n"))
+        let selection = self.selection().join("\n");
+        format!(
+            "{}\n{ways}\nchain selection {{\n{selection}\n}}\n{chain}\n{rules}\n}}",
+            sets.join("\n")
+        )
     }
 
     /// Installs the rules and the routes.

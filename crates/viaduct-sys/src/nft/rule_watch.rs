@@ -95,6 +95,7 @@ mod tests {
                 "ip -6 rule del priority 118",
                 "ip -4 route flush table 1986272088",
                 "nft flush chain inet viaduct_proxy_7000 prerouting",
+                "nft flush chain inet viaduct_proxy_7000 selection",
                 "nft flush ruleset",
             ] {
                 run(line);

@@ -137,6 +137,26 @@ fn connections_to_the_listener_itself_are_refused_immediately() {
     }
 }
 
+#[test]
+fn connections_to_the_listeners_port_at_other_hosts_are_selected_like_others() {
+    for (prefixes, by_proxy) in [("192.0.2.0/24,2001:db8::/32", false), ("0.0.0.0/0,::/0", true)] {
+        let chain = chain("delay=1ms");
+        let path = ["--listen", "[::]:7000", "--intercept", prefixes];
+        let world = World { proxy: Proxy::start(&chain.hops()[0], &path).unwrap(), chain };
+        for ip in world.addresses() {
+            let to = SocketAddr::new(ip, 7000);
+            let listen = || TcpListener::bind(to).unwrap();
+            let listener = world.chain.server().netns().enter(listen).unwrap();
+            let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
+            let mut client = world.chain.client().netns().enter(connect).unwrap();
+            let (mut server, peer) = listener.accept().unwrap();
+            echo(&mut client, &mut server);
+            let own = client.local_addr().unwrap().ip();
+            assert_eq!(peer.ip() != own, by_proxy, "{ip}, {prefixes}");
+        }
+    }
+}
+
 /// Returns the status of a proxy, the only service of its directory, as JSON.
 pub(super) fn status(proxy: &Proxy) -> Value {
     let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
