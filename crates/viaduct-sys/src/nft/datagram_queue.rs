@@ -69,7 +69,7 @@ impl DatagramQueue {
         let (number, queue) = any_queue(copy).map_err(DatagramError::Queue)?;
         let (level, id) = group.identity().map_err(DatagramError::Rules)?;
         let own = Rules { number, level, id, queue: nft_expression(number) };
-        // Some kernels have only the queue expression of iptables.
+        // Some kernels have only iptables' NFQUEUE target.
         let rules = own.apply().or_else(|_| {
             let queue = nfqueue::xtables_expression(number, false);
             Rules { queue, ..own }.apply()
@@ -125,10 +125,12 @@ impl AsFd for DatagramQueue {
     }
 }
 
-/// Reads the list of all packet queues: number, reader's port ID, queued packets, copy mode and
-/// range, and packets dropped by the queue and by its socket.
-fn queues() -> impl Iterator<Item = [u64; 7]> {
-    let table = std::fs::read_to_string("/proc/net/netfilter/nfnetlink_queue").unwrap_or_default();
+/// Reads the list of all packet queues of the calling thread's network namespace: number, reader's
+/// port ID, queued packets, copy mode and range, and packets dropped by the queue and by its
+/// socket.
+pub(crate) fn queues() -> impl Iterator<Item = [u64; 7]> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/netfilter/nfnetlink_queue")
+        .unwrap_or_default();
     let line = |line: &str| {
         let numbers: Vec<u64> =
             line.split_whitespace().map_while(|number| number.parse().ok()).collect();

@@ -31,6 +31,8 @@ const SUBSYSTEM: u16 = 3;
 const PACKET: u16 = 0;
 const VERDICT: u16 = 1;
 const CONFIG: u16 = 2;
+/// Type of a configuration message.
+const CONFIG_MESSAGE: u16 = SUBSYSTEM << 8 | CONFIG;
 // Attributes of a configuration.
 const CFG_COMMAND: u16 = 1;
 const CFG_PARAMETERS: u16 = 2;
@@ -100,8 +102,8 @@ const SYNS: QueueConfig = QueueConfig { copy: MAX_COPY, fail_open: true };
 
 impl NfQueue {
     /// Reads queue `number` of the calling thread's network namespace, which holds up to `most`
-    /// packets. Further packets pass. Errors: the queue already has a reader (`EBUSY`),
-    /// CAP_NET_ADMIN is missing (`EPERM`), or the kernel has no NFQUEUE.
+    /// packets. Further packets pass. Errors: the queue already has a reader or CAP_NET_ADMIN is
+    /// missing (`EPERM`), or the kernel has no NFQUEUE.
     pub fn open(number: u16, most: u32) -> io::Result<NfQueue> {
         NfQueue::open_as(number, most, SYNS)
     }
@@ -113,7 +115,8 @@ impl NfQueue {
 
     fn open_as(number: u16, most: u32, config: QueueConfig) -> io::Result<NfQueue> {
         let queue = NfQueue { socket: netlink::socket()?, number, most, config };
-        // When the receive buffer is full, packets are dropped without an error.
+        // A full receive buffer is not an error: further packets pass or are dropped, as if the
+        // queue were full.
         os::setsockopt(queue.socket.as_fd(), SOL_NETLINK, NO_ENOBUFS, &1)?;
         os::set_receive_buffer(queue.socket.as_fd(), BACKLOG)?;
         queue.bind()?;
@@ -153,9 +156,25 @@ impl NfQueue {
         self.answer()
     }
 
-    /// Reads the answer to a configuration. Packets that are queued before the answer are skipped.
+    /// Reads the answer to a configuration. Packets that are queued before the answer get the same
+    /// verdict as further packets of a full queue.
     fn answer(&self) -> io::Result<()> {
-        netlink::read_acks(&self.socket)
+        let verdict = if self.config.fail_open { Verdict::Pass } else { Verdict::Drop };
+        let mut buffer = vec![0; WHOLE];
+        loop {
+            let len = match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
+                Ok((len, _)) => len,
+                // The answer did not fit into the receive buffer.
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if let Some(packet) = parse(&buffer[..len]) {
+                self.verdict(packet.id, verdict)?;
+            } else if let Some(answer) = netlink::answer_to(&buffer[..len], CONFIG_MESSAGE) {
+                return answer;
+            }
+        }
     }
 
     /// Reads the next packet into `buffer`, which has [`SNAP`] bytes, or [`WHOLE`] for a queue that
@@ -222,7 +241,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
 
 /// Adds a rule to `chain` of `table` (family inet) that sends all packets to queue `number`, or
 /// lets them pass if the queue has no reader. Needed on kernels whose nftables lacks the `queue`
-/// expression but can use the expression of iptables (`CONFIG_NFT_COMPAT`). Errors: the kernel
+/// expression but can use the NFQUEUE target of iptables (`CONFIG_NFT_COMPAT`). Errors: the kernel
 /// lacks `CONFIG_NFT_COMPAT` too, or there is no such chain.
 pub(crate) fn xtables_rule(table: &str, chain: &str, number: u16) -> io::Result<()> {
     const NFTABLES: u16 = 10;
@@ -241,8 +260,8 @@ pub(crate) fn xtables_rule(table: &str, chain: &str, number: u16) -> io::Result<
     netlink::read_acks(&socket)
 }
 
-/// Builds the expression of iptables that sends packets to queue `number`. While the queue has no
-/// reader, packets pass if `bypass` is set, and are dropped otherwise.
+/// Builds the expression for iptables' NFQUEUE target that sends packets to queue `number`. While
+/// the queue has no reader, packets pass if `bypass` is set, and are dropped otherwise.
 pub(crate) fn xtables_expression(number: u16, bypass: bool) -> Attributes {
     const REVISION: u32 = 3;
     // `struct xt_NFQ_info_v3` of xt_NFQUEUE: first queue, number of queues, flags; padded to 8
@@ -251,4 +270,75 @@ pub(crate) fn xtables_expression(number: u16, bypass: bool) -> Attributes {
     let target =
         Attributes::default().with(1, b"NFQUEUE\0").with(2, &REVISION.to_be_bytes()).with(3, &info);
     Attributes::default().with(1, b"target\0").nest(2, &target)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::netns::Netns;
+    use crate::nft::datagram_queue::queues;
+    use crate::process::tool;
+
+    const NUMBER: u16 = 7;
+
+    #[test]
+    fn packets_that_arrive_during_a_reset_get_a_verdict() {
+        let check = || {
+            tool::run("ip", &["link", "set", "lo", "up"], "").unwrap();
+            let table = "table inet q { chain out { type filter hook output priority 0; }; }";
+            tool::run("nft", &["-f", "-"], table).unwrap();
+            let queue = NfQueue::open(NUMBER, 10_000).unwrap();
+            let rule = format!("add rule inet q out queue num {NUMBER} bypass");
+            tool::run("nft", &["-f", "-"], &rule)
+                .map(drop)
+                .or_else(|_| xtables_rule("q", "out", NUMBER))
+                .unwrap();
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let to = socket.local_addr().unwrap();
+            let [sends, ends] = [true, false].map(AtomicBool::new);
+            let idle = AtomicU32::new(0);
+            let send = || {
+                while !ends.load(Ordering::SeqCst) {
+                    match sends.load(Ordering::SeqCst) {
+                        true => _ = socket.send_to(&[0; 10], to),
+                        false => _ = idle.fetch_add(1, Ordering::SeqCst),
+                    }
+                }
+            };
+            let drain = || -> io::Result<()> {
+                let mut buffer = [0; SNAP];
+                while let Some(packet) = queue.recv(&mut buffer)? {
+                    queue.verdict(packet.id, Verdict::Pass)?;
+                }
+                Ok(())
+            };
+            // Returns the number of packets that the queue holds although none is unread.
+            let reset = || -> io::Result<Option<u64>> {
+                queue.reset()?;
+                sends.store(false, Ordering::SeqCst);
+                let before = idle.load(Ordering::SeqCst);
+                while idle.load(Ordering::SeqCst) < before + 2 {
+                    drain()?;
+                }
+                drain()?;
+                let held = queues().find(|of| of[0] == u64::from(NUMBER)).map(|of| of[2]);
+                sends.store(true, Ordering::SeqCst);
+                thread::sleep(Duration::from_micros(300));
+                Ok(held)
+            };
+            let held: Vec<_> = thread::scope(|scope| {
+                scope.spawn(send);
+                let held = (0..200).map(|_| reset()).collect();
+                ends.store(true, Ordering::SeqCst);
+                held
+            });
+            assert!(held.iter().all(|held| matches!(held, Ok(Some(0)))), "{held:?}");
+        };
+        Netns::new().unwrap().enter(check).unwrap();
+    }
 }

@@ -148,6 +148,15 @@ fn status(payload: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Returns the answer in `bytes` to a request of type `kind`, if there is one.
+pub(crate) fn answer_to(bytes: &[u8], kind: u16) -> Option<io::Result<()>> {
+    messages(bytes).find_map(|(of, payload)| {
+        // The answer contains the header of the request: its length, and then its type.
+        let request = payload.get(8..10)?.try_into().map(u16::from_ne_bytes).ok()?;
+        (of == NLMSG_ERROR && request == kind).then(|| status(payload))
+    })
+}
+
 /// Sends a request with the flag `NLM_F_ACK` and returns the payload of the first answer of type
 /// `kind`; `None` if the kernel refuses. Errors: the socket cannot be written or read.
 pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<Option<Vec<u8>>> {
