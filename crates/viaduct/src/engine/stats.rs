@@ -59,13 +59,12 @@ pub struct ProxyStats {
 /// Clients that were refused, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
-    /// Denied by a policy, `allow-from` or `allow-to`, for a wrong password, by a failed
-    /// negotiation of handlers, or because the peer of the tunnel may not open streams for the
-    /// client.
+    /// Denied by a policy, `allow-from` or `allow-to`; wrong password; no agreement on handlers; or
+    /// a tunnel whose peer is not allowed to open streams for the client.
     pub denied: u64,
     /// Flow limit, or limit of descriptors, reached.
     pub full: u64,
-    /// Destination not stated in an accepted protocol.
+    /// Client that did not name a destination in one of the accepted protocols.
     pub unclear: u64,
     /// The server, or the next hop, refused.
     pub refused: u64,
@@ -74,7 +73,8 @@ pub struct Refusals {
     pub timed_out: u64,
     /// Server or next hop that could not be reached, or name that could not be resolved.
     pub unreachable: u64,
-    /// Runs, flows and connects refused because a user of a master had reached a limit.
+    /// Programs, flows and calls of connect(2) that a master refused because their user had reached
+    /// a limit.
     #[serde(default)]
     pub over_limit: u64,
 }
@@ -148,7 +148,7 @@ impl ProxyStats {
         &mut self.policies[n]
     }
 
-    /// Counters of a loop that has ended: nothing is open any more.
+    /// Returns the counters of an event loop that has ended: the totals stay, nothing is open.
     pub fn ended(mut self) -> ProxyStats {
         (self.open, self.waiting) = (0, 0);
         self.policies.iter_mut().for_each(|policy| policy.open = 0);
@@ -244,9 +244,10 @@ impl Hop {
         self.failed += other.failed;
         // Loops fail independently: a hop that works for one of them is up.
         let both = self.attempts() > 0 && other.attempts() > 0;
-        if self.reason.is_none() || (both && other.reason.is_none()) {
-            self.reason.clone_from(&other.reason);
-        }
+        self.reason = match both {
+            true => self.reason.take().filter(|_| other.reason.is_some()),
+            false => self.reason.take().or_else(|| other.reason.clone()),
+        };
         self.in_a_row = match both {
             true => self.in_a_row.min(other.in_a_row),
             false => self.in_a_row.max(other.in_a_row),
@@ -338,9 +339,10 @@ mod tests {
         // Another loop's connection succeeded.
         let mut other = ProxyStats::default();
         other.hop(&by).took(Duration::from_micros(1));
-        let mut sum = stats.clone();
-        sum.add(other);
-        assert_eq!(sum.hop(&by).down(), None);
+        for (mut sum, part) in [(stats.clone(), other.clone()), (other, stats.clone())] {
+            sum.add(part);
+            assert_eq!((sum.hop(&by).down(), &sum.hop(&by).reason), (None, &None));
+        }
         stats.hop(&by).took(Duration::from_micros(1));
         assert_eq!(stats.hop(&by).down(), None);
     }
