@@ -1,5 +1,5 @@
-//! RST guard: rules that hide packets with the option mark from this machine's own TCP, which would
-//! answer them with resets.
+//! RST guard: rules that hide packets with a certain TCP option, the option mark, from this
+//! machine's own TCP, which would answer them with resets.
 //!
 //! ```text
 //!   arrives ─▶ tap (sees all) ─▶ [ prerouting, raw: marked, to us? drop ] ─▶ conntrack ─▶ TCP
@@ -22,7 +22,7 @@ use crate::nft::table::Table;
 pub struct RstGuard {
     /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     pub instance: String,
-    /// Mark of incoming packets.
+    /// Option mark of incoming packets.
     pub mark: OptionMark,
     /// Local addresses and ports; `0.0.0.0` and `[::]` mean all addresses of their family; empty
     /// means all addresses and ports. Also empty if read from the journal of an older version,
@@ -40,7 +40,8 @@ impl Table for RstGuard {
     }
 
     fn chains(&self) -> Vec<(&'static str, usize)> {
-        vec![("arriving", 1), ("leaving", usize::from(self.untracked.is_some()))]
+        let rules = self.at.len().max(1);
+        vec![("arriving", rules), ("leaving", rules * usize::from(self.untracked.is_some()))]
     }
 
     fn contents(&self) -> String {
