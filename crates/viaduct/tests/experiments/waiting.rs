@@ -65,7 +65,7 @@ fn tcp_of_1999_stalls_where_todays_does_not() {
 }
 
 #[test]
-fn the_link_emulator_keeps_to_its_settings() {
+fn an_emulated_link_keeps_to_its_settings() {
     let outcome = quick("lab/link");
     let counts = ["loss, ", "reordering", "duplication", "corruption", "rate "];
     let counted = |name: &str| counts.iter().any(|count| name.starts_with(count));

@@ -2,9 +2,9 @@
 //! no flow bypasses the chain when a master is killed.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod all_users;
 #[path = "../common/mod.rs"]
 mod common;
-mod guests;
 mod killed;
 
 use std::fs;
