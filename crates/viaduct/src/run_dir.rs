@@ -63,9 +63,8 @@ pub fn shown(path: PathBuf) -> PathBuf {
     all.find(|one| one.exists()).unwrap_or(path)
 }
 
-/// Directories to search in addition to `directory`: for root's directory, which has the services
-/// that root starts by hand, the system's and that of the package's hop agent; for the system's
-/// directory, that of the hop agent; otherwise none.
+/// Directories to search in addition to `directory`: [`SYSTEM`] and [`HOPS`] for [`ROOT`], and
+/// [`HOPS`] for [`SYSTEM`]. Root's own services are in [`ROOT`].
 fn implied(directory: &Path) -> &'static [&'static str] {
     match directory.to_str() {
         Some(ROOT) => &[SYSTEM, HOPS],
@@ -82,8 +81,8 @@ impl From<&Path> for RunDir {
 
 /// Directory of the services that the system starts.
 pub const SYSTEM: &str = "/run/viaduct";
-/// Directory of root's services if [`SYSTEM`] belongs to another user, which could replace files in
-/// it: a package's services have a user of their own.
+/// Directory of the services that root starts by hand, if [`SYSTEM`] belongs to another user, as
+/// that of a package does. This user could replace root's files in [`SYSTEM`].
 pub const ROOT: &str = "/run/viaduct-root";
 /// Directory of a package's hop agent, whose user is not that of the system's services.
 pub const HOPS: &str = "/run/viaduct-hops";

@@ -51,8 +51,8 @@ fn start_time(pid: u32) -> Option<u64> {
     if dead { None } else { fields.get(19)?.parse().ok() }
 }
 
-/// Locks the tables of `instance`; `None` if another process has locked them and does not end
-/// within [`EXIT_TIMEOUT`].
+/// Locks the tables of `instance`; `None` if the lock cannot be taken within [`EXIT_TIMEOUT`],
+/// usually because another process has it.
 pub(super) fn lock_instance(instance: &str) -> Option<InstanceLock> {
     eventually(|| InstanceLock::take(&format!("viaduct_{instance}")).ok().flatten())
 }

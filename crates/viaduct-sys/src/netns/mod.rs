@@ -9,7 +9,7 @@
 //!   this process            the namespace
 //!   Netns (a descriptor) ── keeps alive ──> interfaces, routes, sysctls, sockets
 //!      enter(|| …)          runs a closure in a thread inside
-//!      command("ip")        a program inside, which dies with this process
+//!      command("ip")        a program inside, which dies with the thread that starts it
 //!      path()               /proc/<pid>/fd/<n>, for `ip link … netns PATH`, `nsenter --net=PATH`
 //! ```
 #![allow(unsafe_code)]
@@ -43,8 +43,9 @@ pub enum NetnsError {
          user namespaces)"
     )]
     Create(#[source] io::Error),
-    /// A thread could not be started or moved into the namespace.
-    #[error("cannot enter a network namespace")]
+    /// A thread could not be started or moved into the namespace, or the namespace's processes or
+    /// settings could not be read.
+    #[error("cannot enter a network namespace or read from it")]
     Enter(#[source] io::Error),
     /// The kernel refused a setting.
     #[error("cannot set {key} to {value:?} in a network namespace")]

@@ -2,8 +2,8 @@
 //! proxy's connect.
 //!
 //! ```text
-//!   SYN ─▶ firewall ─▶ [ table inet viaduct_<instance>: queue ] ─▶ [ marked by the verdict? ] ─▶
-//!                        no reader: passes                          reset, or unreachable
+//!   SYN ─▶ [ table inet viaduct_<instance>: queue ] ─▶ [ marked by the verdict? ] ─▶
+//!            no reader: passes                          reset, or unreachable
 //! ```
 //!
 //! On the forwarding path these rules precede those of [`crate::nft::intercept`]; if the proxy
@@ -61,8 +61,8 @@ impl Table for SynHold {
         self.contents_with(&format!("queue num {} bypass", self.queue))
     }
 
-    /// Installs the table. Some kernels have only the queue expression of iptables, which nftables
-    /// can use but `nft` cannot express. The rule is then added by netlink.
+    /// Installs the table. On kernels that have only iptables' NFQUEUE target, the rule is added by
+    /// netlink, because the program `nft` has no syntax for it.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         let Err(refused) = self.install(&self.contents()) else { return Ok(()) };

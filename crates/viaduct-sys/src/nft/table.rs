@@ -1,5 +1,5 @@
-//! Our nftables tables, which are created, deleted and checked by the same code, each in one
-//! transaction.
+//! Our nftables tables. The same code creates, deletes and checks all of them; creation and
+//! deletion are one transaction each.
 //!
 //! | implementation | purpose |
 //! |---|---|
@@ -70,7 +70,7 @@ impl Family {
     }
 }
 
-/// Interface of our nftables tables.
+/// Operations that all our nftables tables have.
 pub trait Table {
     /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     fn instance(&self) -> &str;

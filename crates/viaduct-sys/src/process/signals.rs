@@ -35,6 +35,8 @@ impl BlockedSignals {
         // SAFETY: `set` is initialised; the call reads it and returns a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
         os::check(fd)?;
+        // SAFETY: just opened; it has no other owner.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let mut before = MaybeUninit::zeroed();
         // SAFETY: as above; the old set is written.
         let blocked =
@@ -42,8 +44,6 @@ impl BlockedSignals {
         if blocked != 0 {
             return Err(io::Error::from_raw_os_error(blocked));
         }
-        // SAFETY: just opened; it has no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: the set was written by the call.
         let before = unsafe { before.assume_init() };
         Ok(BlockedSignals { fd, before })
@@ -102,7 +102,7 @@ impl AsFd for BlockedSignals {
 pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     let ignore = move || {
         for &signal in signals {
-            // SAFETY: no handler is set.
+            // SAFETY: the signal is ignored, so that it runs no code of ours.
             if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
                 return Err(io::Error::last_os_error());
             }

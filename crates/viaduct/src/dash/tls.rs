@@ -34,7 +34,7 @@ pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
         .with_single_cert(chain, secret)
-        .with_context(|| format!("--tls-key: {} and --tls-cert do not match", key.display()))?;
+        .with_context(|| format!("--tls-key: {} cannot be used with --tls-cert", key.display()))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

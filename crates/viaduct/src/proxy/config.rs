@@ -10,7 +10,8 @@ use crate::settings::{Settings, file};
 /// Loads the settings from `options`, with the handlers of `registry`.
 ///
 /// # Errors
-/// A line with the position, the mistake and a correct form.
+/// The settings cannot be read or are invalid. The message is one line: the position, the mistake
+/// and a correct form.
 pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
     load_with_text(options, registry).map(|(settings, _)| settings)
 }

@@ -100,7 +100,11 @@ mod tests {
         }
         // Cells of ten seconds.
         assert_eq!(trend.rates(12), "        ▁▁██");
-        assert_eq!(trend.losses(12), "        ▅▅▅▅", "half a percent of one percent");
+        assert_eq!(
+            trend.losses(12),
+            "        ▅▅▅▅",
+            "half a percent, where a full cell is one percent"
+        );
         trend.push(sample(0.001, 40));
         assert_eq!(trend.rates(12), "       ▁▁██▂");
         assert_eq!(trend.losses(12), "       ▂▂▂▂█");

@@ -44,10 +44,10 @@ impl DnsServers {
         Ok(DnsServers { map: Map::new(SOCKETS)?, resolver })
     }
 
-    /// Emits the redirection of DNS queries, for a datagram whose destination is at `note` on the
-    /// stack, with the context's address in R6. For a query, the code notes the server under the
-    /// socket's cookie, which is stored at `cookie`, rewrites the destination, and ends the
-    /// program. For other datagrams the program continues after this code.
+    /// Emits the redirection of DNS queries. R6 must point to the program's context, and `note`
+    /// must be the offset of the datagram's destination on the stack. For a query, the code notes
+    /// the server under the socket's cookie, which is stored at `cookie`, rewrites the destination,
+    /// and ends the program. For other datagrams the program continues after this code.
     pub(super) fn ask(&self, asm: &mut Asm, note: i16, cookie: i16, v4: bool) {
         let [other, refuse] = [(); 2].map(|()| asm.label());
         asm.load(Width::Half, R2, FP, note + 16);

@@ -8,7 +8,7 @@
 //!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
 //!
 //!   the program of a tap, whose binary searches take at most about 60 tests per packet:
-//!     tagged for a VLAN (other than 0), or for another host         -> no
+//!     to another host, or tagged for a VLAN other than 0            -> no
 //!     leaves:   source is local and destination a peer's            -> yes
 //!     arrives:  source is a peer's and destination local            -> yes
 //!     arrives:  unfragmented UDP, or packets that look like TCP,
@@ -143,16 +143,16 @@ pub enum FilterError {
 }
 
 impl TapFilter {
-    /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions. If the
-    /// prefixes need more, those that are closest to each other are merged into one range, which
-    /// includes the addresses between them. The tap then also copies packets that belong to no
-    /// site. Errors: a prefix length is out of range.
+    /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions unless the
+    /// addresses to listen on need more. If the prefixes need more, those that are closest to each
+    /// other are merged into one range, which includes the addresses between them. The tap then
+    /// also copies packets that belong to no site. Errors: a prefix length is out of range.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let mut local = PrefixSet::new(&self.local)?;
         let mut peers = PrefixSet::new(&self.peers)?;
         loop {
             let program = self.assemble(&local, &peers);
-            if program.len() <= MAX_TAP_INSNS {
+            if program.len() <= MAX_TAP_INSNS || local.len().max(peers.len()) <= 2 {
                 return Ok(program);
             }
             let longer = if local.len() > peers.len() { &mut local } else { &mut peers };

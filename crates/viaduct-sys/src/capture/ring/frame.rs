@@ -18,8 +18,8 @@ pub enum Direction {
     Incoming,
 }
 
-/// A packet in the ring, beginning at its network header. The frame is a copy: writes to it do not
-/// change the packet on the wire.
+/// A packet in the ring, beginning at its network header. The ring has a copy of the packet, so
+/// writes to a frame do not change the packet on the wire.
 #[derive(Debug)]
 pub struct Frame<'a> {
     bytes: &'a mut [u8],

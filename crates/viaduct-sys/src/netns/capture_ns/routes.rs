@@ -68,8 +68,9 @@ pub(super) enum Incoming<'a> {
     Marked(u32),
 }
 
-/// Adds a rule that looks up inbound packets in `table`, and removes the rule for the local table,
-/// so that packets to this host's own addresses are sent through the uplink too.
+/// Adds a rule that looks up inbound packets in `table`. Also removes the rule for the local table:
+/// packets that programs in the namespace send to the namespace's own addresses would otherwise not
+/// be sent through the uplink.
 pub(super) fn set_lookup_rules(comes: &Incoming<'_>, table: u8) -> io::Result<()> {
     let (family, of) = match comes {
         Incoming::By(name) => (AddressFamily::Inet, RuleAttribute::Iifname((*name).to_owned())),

@@ -49,7 +49,7 @@ fn chained_over(wan: Wan, chains: &[&str], first: &str) -> World {
 }
 
 #[test]
-fn the_rate_of_a_policy_applies_where_its_handlers_accept() {
+fn the_rate_of_a_policy_applies_at_the_accepting_gateway() {
     let own = "['10.{own}.0.0/16', 'fd00:{own}::/48']";
     let handlers = format!("ports = ['{PORT}']\nhandlers = ['compress']");
     let first = format!(
@@ -134,8 +134,8 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
                 flows.push((client, server));
             }
             if chain.contains("migrate") {
-                // Closes the connections between the gateways, whose near end has the host's
-                // address.
+                // Closes the connections between the gateways. At gateway A they have the host's
+                // address as source, and `to` as destination.
                 let words = ["-K", "dst", &to.to_string()];
                 let killed = world.dumbbell.gateway_a().run("ss", &words).unwrap();
                 assert!(killed.contains("ESTAB"), "{chain}: {killed}");
@@ -147,8 +147,8 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
     }
 }
 
-/// Addresses of a node that relays flows of the first host. The node is the second host of
-/// that site.
+/// Addresses of a node that relays flows of site A's first host. The node is the second host of
+/// site A.
 const NODES: [&str; 2] = ["10.1.2.2:1080", "[fd00:1:0:2::2]:1080"];
 
 /// Chains that use the node if the direct path fails, or always.
@@ -225,7 +225,7 @@ fn flows_take_a_node_where_the_direct_path_fails() {
 }
 
 #[test]
-fn a_refusing_node_does_not_fail_a_slow_direct_path() {
+fn a_flow_takes_a_slow_direct_path_if_a_node_refuses_it() {
     let chain = "'route:node=10.1.2.2:1080,wait=20ms'";
     let wan = Wan::emulated("delay=100ms".parse().unwrap(), 1);
     let world = chained_over(wan, &[chain], "");
