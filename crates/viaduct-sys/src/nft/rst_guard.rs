@@ -87,3 +87,26 @@ impl RstGuard {
         format!("tcp option @{kind},16,16 {exid:#x} tcp option @{kind},32,8 {byte:#x}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::Netns;
+
+    #[test]
+    fn rules_for_any_number_of_addresses_are_recognised() {
+        let check = || {
+            for at in [&[][..], &["0.0.0.0:80"], &["10.0.0.1:80", "[::]:443"]] {
+                let at: Vec<SocketAddr> = at.iter().map(|at| at.parse().unwrap()).collect();
+                for untracked in [None, Some(7)] {
+                    let mark = OptionMark { word: 0xfd00_5445, byte: 1 };
+                    let instance = "guard".to_owned();
+                    let guard = RstGuard { instance, mark, at: at.clone(), untracked };
+                    guard.apply().unwrap();
+                    assert!(guard.is_installed().unwrap(), "{guard:?}");
+                }
+            }
+        };
+        Netns::new().unwrap().enter(check).unwrap();
+    }
+}
