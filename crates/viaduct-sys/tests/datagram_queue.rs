@@ -5,6 +5,7 @@ mod common;
 
 use std::net::UdpSocket;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{in_namespace, is_root, sh};
@@ -12,6 +13,9 @@ use viaduct_sys::bpf::Group;
 use viaduct_sys::nft::datagram_queue::DatagramQueue;
 use viaduct_sys::nft::nfqueue::{SNAP, Verdict};
 use viaduct_sys::process::supervise;
+
+/// Held by each test: a process can have only one group.
+static GROUP: Mutex<()> = Mutex::new(());
 
 /// Sends a line to port 9000 of this host, from a program in `group`.
 fn send(group: &Group, line: &str) {
@@ -35,6 +39,27 @@ fn next(held: &DatagramQueue) -> Option<(u32, bool)> {
 }
 
 #[test]
+fn rules_that_a_killed_process_has_left_do_not_prevent_another_queue() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        let _own = GROUP.lock().unwrap_or_else(PoisonError::into_inner);
+        let group = Group::new().unwrap();
+        let killed = match DatagramQueue::open(&group, false) {
+            Ok(held) => held,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let rules = killed.rules();
+        drop(killed);
+        let held = DatagramQueue::open(&group, false).unwrap();
+        drop(rules);
+        send(&group, "one");
+        assert!(next(&held).is_some());
+    });
+}
+
+#[test]
 fn a_groups_datagrams_wait_for_their_verdict_and_those_of_others_do_not() {
     if !is_root() {
         return;
@@ -46,6 +71,7 @@ fn a_groups_datagrams_wait_for_their_verdict_and_those_of_others_do_not() {
             let mut line = [0; 9];
             far.recv(&mut line).ok().map(|length| line[..length].to_vec())
         };
+        let _own = GROUP.lock().unwrap_or_else(PoisonError::into_inner);
         let group = Group::new().unwrap();
         let held = match DatagramQueue::open(&group, false) {
             Ok(held) => held,

@@ -34,8 +34,8 @@ const MAX_DATAGRAM: u32 = 65_531;
 const FIRST_NUMBER: u16 = 30_000;
 /// Poll interval while other queues hold packets.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Max queue numbers that are tried.
-const MAX_TRIES: u16 = 256;
+/// End of the queue numbers that are tried.
+const END_NUMBER: u16 = FIRST_NUMBER + 256;
 
 /// Errors of holding datagrams.
 #[derive(Debug, thiserror::Error)]
@@ -66,16 +66,19 @@ impl DatagramQueue {
     /// CAP_NET_ADMIN is missing, or the kernel lacks a feature.
     pub fn open(group: &Group, whole: bool) -> Result<DatagramQueue, DatagramError> {
         let copy = if whole { MAX_DATAGRAM } else { MAX_HEADERS };
-        let (number, queue) = any_queue(copy).map_err(DatagramError::Queue)?;
-        let (level, id) = group.identity().map_err(DatagramError::Rules)?;
-        let own = Rules { number, level, id, queue: nft_expression(number) };
-        // Some kernels have only iptables' NFQUEUE target.
-        let rules = own.apply().or_else(|_| {
-            let queue = nfqueue::xtables_expression(number, false);
-            Rules { queue, ..own }.apply()
-        });
-        let rules = Mutex::new(Some(rules.map_err(DatagramError::Rules)?));
-        Ok(DatagramQueue { queue, number, rules })
+        let group = group.identity().map_err(DatagramError::Rules)?;
+        let mut from = FIRST_NUMBER;
+        loop {
+            let (number, queue) = any_queue(from, copy).map_err(DatagramError::Queue)?;
+            match Rules::install(number, group) {
+                Ok(rules) => {
+                    return Ok(DatagramQueue { queue, number, rules: Mutex::new(Some(rules)) });
+                }
+                // The table of this number is kept for a process that was killed.
+                Err(error) if number + 1 < END_NUMBER && is_taken(&error) => from = number + 1,
+                Err(error) => return Err(DatagramError::Rules(error)),
+            }
+        }
     }
 
     /// Reads the next datagram into `buffer`, which has [`nfqueue::SNAP`] bytes, or
@@ -139,13 +142,14 @@ pub(crate) fn queues() -> impl Iterator<Item = [u64; 7]> {
     table.lines().filter_map(line).collect::<Vec<_>>().into_iter()
 }
 
-fn any_queue(copy: u32) -> io::Result<(u16, NfQueue)> {
-    let mut number = FIRST_NUMBER;
+/// Opens the first free queue whose number is `from` or higher.
+fn any_queue(from: u16, copy: u32) -> io::Result<(u16, NfQueue)> {
+    let mut number = from;
     loop {
         match NfQueue::open_closed(number, MAX_QUEUED, copy) {
             Ok(queue) => return Ok((number, queue)),
             // The queue has another reader.
-            Err(error) if number + 1 < FIRST_NUMBER + MAX_TRIES && is_taken(&error) => number += 1,
+            Err(error) if number + 1 < END_NUMBER && is_taken(&error) => number += 1,
             Err(error) => return Err(error),
         }
     }
@@ -186,6 +190,18 @@ const CGROUP: u32 = 3;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 
 impl Rules {
+    /// Installs the rules that send datagrams of the group with this level and identity to queue
+    /// `number`. They exist until the returned descriptor is closed.
+    fn install(number: u16, (level, id): (u32, u64)) -> io::Result<OwnedFd> {
+        let own = Rules { number, level, id, queue: nft_expression(number) };
+        own.apply().or_else(|error| {
+            // Some kernels have only iptables' NFQUEUE target. Elsewhere the error of the `queue`
+            // expression is clearer.
+            let queue = nfqueue::xtables_expression(number, false);
+            Rules { queue, ..own }.apply().map_err(|_| error)
+        })
+    }
+
     /// Installs the rules atomically. They exist until the returned descriptor is closed.
     fn apply(&self) -> io::Result<OwnedFd> {
         let table = format!("viaduct_run_{}\0", self.number);
