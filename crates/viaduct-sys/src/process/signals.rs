@@ -155,7 +155,10 @@ pub fn end_by(signal: i32) -> ! {
     // SAFETY: the set and the limit are initialised and live through the calls. If the process
     // survives the signal, it exits.
     unsafe {
+        // A program that handles core dumps (core_pattern) is started despite a limit of 0, but not
+        // for a process that is not dumpable.
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::signal(signal, libc::SIG_DFL);
         let mut set = MaybeUninit::zeroed();
         libc::sigemptyset(set.as_mut_ptr());
