@@ -79,6 +79,9 @@ pub enum SeccompError {
     /// The kernel lacks user notification.
     #[error("seccomp: the kernel lacks user notification (Linux 5.6 and later have it): {0}")]
     Missing(io::Error),
+    /// The kernel did not install the filter for another reason.
+    #[error("seccomp: cannot install the filter: {0}")]
+    Install(io::Error),
     /// The child did not hand over its listener.
     #[error("seccomp: cannot take the filter's listener from the child: {0}")]
     Handover(io::Error),
@@ -108,8 +111,10 @@ impl Traps {
                 let _ = child.kill().and_then(|()| child.wait());
                 Err(error)
             }
-            (Err(_), Err(error @ (SeccompError::Nested | SeccompError::Missing(_)))) => Err(error),
-            (Err(error), _) => Err(SeccompError::Spawn(error)),
+            (Err(error), Ok(_) | Err(SeccompError::Handover(_) | SeccompError::Spawn(_))) => {
+                Err(SeccompError::Spawn(error))
+            }
+            (Err(_), Err(error)) => Err(error),
         }
     }
 
@@ -174,8 +179,7 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
     }
     let said = u64::from_ne_bytes(said);
     let taken = match (said as u32).cast_signed() {
-        errno if errno == -libc::EBUSY => Err(SeccompError::Nested),
-        errno @ ..0 => Err(SeccompError::Missing(io::Error::from_raw_os_error(-errno))),
+        errno @ ..0 => Err(install_error(io::Error::from_raw_os_error(-errno))),
         number => Task::open((said >> 32) as u32)
             .and_then(|task| task.duplicate(number))
             .map(Listener::new)
@@ -184,6 +188,15 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
     // Fails if the child has ended; it then needs no reply.
     let _ = rustix::io::write(child, b"!");
     taken
+}
+
+/// Attributes the error of an installation.
+fn install_error(error: io::Error) -> SeccompError {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => SeccompError::Nested,
+        Some(libc::EINVAL | libc::ENOSYS) => SeccompError::Missing(error),
+        _ => SeccompError::Install(error),
+    }
 }
 
 /// Installs the filter on this thread. Since Linux 5.19, only fatal signals interrupt a call whose
