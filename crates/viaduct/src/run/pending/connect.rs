@@ -50,6 +50,12 @@ impl PendingConnect for InterposedConnect {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let crossing =
             pending.program().and_then(|program| tcp::connect_bound(bound_socket, program));
+        if let Err(error) = crossing {
+            // The bound socket sends no SYN, so the program would wait until its own SYNs time out.
+            self.pending = Some(pending);
+            self.fail(Failure::Reset, Errno::CONNRESET);
+            return Err(error);
+        }
         // The attempt ends here, so that no further call can wait for it. If the program's connect
         // and that of the bound socket have met (TCP's simultaneous open), later calls of the
         // program find the socket connected.
@@ -59,9 +65,9 @@ impl PendingConnect for InterposedConnect {
             .ok_or(io::ErrorKind::NotConnected)?;
         let callbacks = attempt.take_callbacks();
         if callbacks.is_empty() {
-            return crossing.and_then(|()| pending.crossed());
+            return pending.crossed();
         }
-        let connected = crossing.and_then(|()| pending.finish());
+        let connected = pending.finish();
         drop(sockets);
         match connected {
             Ok(socket) => {
