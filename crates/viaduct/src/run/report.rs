@@ -254,8 +254,8 @@ pub struct ReportedProgram {
     program: Box<dyn Program>,
     at: SocketAddr,
     report: Report,
-    /// Set if a connection to the program was begun, or another flow to the program was created. A
-    /// drop then does not count as a rejection.
+    /// Set once a connection to the program was begun, or another flow to the program was created.
+    /// A drop then does not count as a rejection.
     was_accepted: AtomicBool,
 }
 
@@ -291,9 +291,10 @@ impl Program for ReportedProgram {
     }
 
     fn connect(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
+        self.program.connect(bound_socket)?;
         self.was_accepted.store(true, Ordering::Relaxed);
         self.report.count(FlowOutcome::Inbound, "tcp at", self.at);
-        self.program.connect(bound_socket)
+        Ok(())
     }
 }
 
