@@ -4,7 +4,7 @@
 //!
 //! | user | directory |
 //! |---|---|
-//! | that of a system service | `$RUNTIME_DIRECTORY` (`RuntimeDirectory=` of systemd) |
+//! | of a systemd service | `$RUNTIME_DIRECTORY`, which `RuntimeDirectory=` sets |
 //! | root | `/run/viaduct`; if that belongs to another user (a package's), `/run/viaduct-root` |
 //! | others | `$XDG_RUNTIME_DIR/viaduct`; without that variable, `viaduct-UID` in `/tmp` |
 //!
@@ -15,6 +15,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Deserialize;
 
 use crate::value_parser::table::defaults;
@@ -26,14 +27,21 @@ pub struct RunDir {
     /// Directory of sockets and journals [default: $RUNTIME_DIRECTORY; otherwise for root
     /// /run/viaduct or, if that is another user's, /run/viaduct-root; for other users
     /// $XDG_RUNTIME_DIR/viaduct or /tmp/viaduct-UID]
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", value_parser = directory())]
     run_dir: Option<PathBuf>,
+}
+
+/// Parser of the option. Unlike that of a path, it accepts an empty value, which means none: a
+/// variable that is set to nothing counts as unset.
+fn directory() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 impl RunDir {
     /// Directory of the option, or the default directory, which this call may create.
     pub fn path(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(default_run_dir)
+        let given = self.run_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
+        given.unwrap_or_else(default_run_dir)
     }
 
     /// Directories in which services are searched for: that of [`RunDir::path`], and the
@@ -81,8 +89,8 @@ impl From<&Path> for RunDir {
 
 /// Directory of the services that the system starts.
 pub const SYSTEM: &str = "/run/viaduct";
-/// Directory of the services that root starts by hand, if [`SYSTEM`] belongs to another user, as
-/// that of a package does. This user could replace root's files in [`SYSTEM`].
+/// Directory of the services that root starts by hand, used if [`SYSTEM`] belongs to another user,
+/// who could replace root's files there: a package gives [`SYSTEM`] to a user of its own.
 pub const ROOT: &str = "/run/viaduct-root";
 /// Directory of a package's hop agent, whose user is not that of the system's services.
 pub const HOPS: &str = "/run/viaduct-hops";
@@ -148,7 +156,24 @@ fn own(directory: &Path, user: u32) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
+    use clap::Parser as _;
+
     use super::*;
+
+    #[test]
+    fn an_empty_directory_means_the_default() {
+        #[derive(clap::Parser)]
+        struct Options {
+            #[command(flatten)]
+            run_dir: RunDir,
+        }
+        let path = |given: &str| {
+            let options = Options::try_parse_from(["viaduct", "--run-dir", given]);
+            options.unwrap().run_dir.path()
+        };
+        assert_eq!(path(""), default_run_dir());
+        assert_eq!(path("/run/other"), Path::new("/run/other"));
+    }
 
     #[test]
     fn root_uses_no_directory_of_another_user() {
