@@ -56,7 +56,7 @@ impl Worker {
         }
         if awaits_server && !flow.is_coming() {
             let took = now.since(flow.times.begun);
-            self.stats.hop(flow.outbound()).took(took);
+            self.stats.hop(flow.outbound()).took(now, took);
         }
         self.report_established(key, now);
         // The flow has ended if its program could not be connected.
@@ -108,7 +108,7 @@ impl Worker {
             flow.accept_client();
             match self.programs.has_listening(key) {
                 true => self.connect_program(key),
-                false => self.stats.hop(self.flows.at(key).outbound()).took(took),
+                false => self.stats.hop(self.flows.at(key).outbound()).took(now, took),
             }
             self.measure(key, now);
             self.release_held(key, now);
@@ -129,7 +129,7 @@ impl Worker {
     pub(super) fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("cannot connect to {} for {}: {error}", flow.destination(), flow.source());
-        self.stats.hop(flow.outbound()).failed(&error.to_string());
+        self.stats.hop(flow.outbound()).failed(time(), &error.to_string());
         if let Some(hop) = flow.outbound().hop() {
             self.config.policies.health.suspect(hop);
         }

@@ -3,9 +3,10 @@
 use viaduct_proto::placement::status::AutoStatus;
 use viaduct_proto::tunnel::stats::TunnelStats;
 
+use super::hop_stats::CONNECT_BOUNDS;
 use super::next_hops::HopStatus;
 use super::snapshot::ProxyStatus;
-use super::stats::{CONNECT_BOUNDS, PolicyStats, ProxyStats};
+use super::stats::{PolicyStats, ProxyStats};
 use crate::metrics::{Exposition, Kind, Labels};
 use crate::tunnel::stats::TunnelCounters;
 
@@ -228,19 +229,19 @@ fn connects(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     let help = "Time until the next hop, or the server, answered.";
     page.family("viaduct_proxy_connect_seconds", Kind::Histogram, help);
     for hop in &counters.hops {
-        let by = hop.by.to_string();
+        let by = hop.name();
         let labels = [own, &[("hop", &by)]].concat();
         page.histogram(&labels, &bounds, &hop.connected, hop.micros as f64 / 1e6);
     }
     let help = "Outbound connections that failed.";
     page.family("viaduct_proxy_connect_failed_total", Kind::Counter, help);
     for hop in &counters.hops {
-        page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), hop.failed);
+        page.sample(&[own, &[("hop", &hop.name())]].concat(), hop.failed);
     }
     let help = "0 while the hop is down: its last connections, at least three, have all failed.";
     page.family("viaduct_proxy_hop_up", Kind::Gauge, help);
-    for hop in counters.hops.iter().filter(|hop| hop.by.hop().is_some()) {
+    for hop in counters.hops.iter().filter(|hop| hop.addr().is_some()) {
         let up = u8::from(hop.down().is_none());
-        page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), up);
+        page.sample(&[own, &[("hop", &hop.name())]].concat(), up);
     }
 }

@@ -54,6 +54,7 @@ mod flow;
 pub mod flow_socket;
 mod flows;
 pub mod handle;
+pub mod hop_stats;
 pub mod intercept;
 mod lifecycle;
 pub mod listen_set;

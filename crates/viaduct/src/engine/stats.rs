@@ -1,23 +1,16 @@
 //! Counters of a proxy, copied out by value for status and metrics.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::EarlyStats;
 
+use super::hop_stats::{Hop, OTHERS};
 use super::outbound::OutboundSpec;
 use crate::tunnel::stats::TunnelCounters;
 
-/// Upper bounds of the buckets of connect times, in microseconds; a last bucket counts all longer
-/// times.
-pub const CONNECT_BOUNDS: [u64; 12] = [
-    100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 100_000, 200_000, 400_000, 1_000_000, 3_000_000,
-];
-/// Maximum number of hops with counters of their own; all further hops share the last.
+/// Maximum number of outbound routes with counters of their own; all further ones share counters.
 const MAX_HOPS: usize = 64;
-
-/// Maximum number of policies with counters of their own; all further policies share the last.
+/// Maximum number of policies with counters of their own; all further ones share counters.
 const MAX_POLICIES: usize = 256;
 
 /// All counters of a proxy at one moment.
@@ -79,25 +72,6 @@ pub struct Refusals {
     pub over_limit: u64,
 }
 
-/// Connections through one hop or tunnel, or directly to servers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hop {
-    /// Outbound route.
-    pub by: OutboundSpec,
-    /// Established connections, by the time they took: see [`CONNECT_BOUNDS`].
-    pub connected: [u64; CONNECT_BOUNDS.len() + 1],
-    /// Sum of the times that these connections took, in microseconds.
-    pub micros: u64,
-    /// Connections that failed.
-    pub failed: u64,
-    /// Failures since the last success.
-    #[serde(default)]
-    pub in_a_row: u64,
-    /// Reason of the latest failure; `None` after a success.
-    #[serde(default)]
-    pub reason: Option<String>,
-}
-
 /// Clients' flows that matched one policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyStats {
@@ -113,38 +87,44 @@ pub struct PolicyStats {
     pub bytes: [u64; 2],
 }
 
-/// Failures in a row after which a hop counts as down.
-const HOP_DOWN: u64 = 3;
-
 impl ProxyStats {
-    /// Report of a tunnel that is down. A hop that is down is not reported: only flows try the hop
-    /// again, and a failing health check could keep those flows away forever.
+    /// Report of a tunnel that is down. A hop that is down is not reported: a load balancer could
+    /// then send no more flows to this proxy, but only a new flow can show that the hop works
+    /// again.
     pub fn trouble(&self) -> Option<String> {
         self.tunnels.iter().find_map(TunnelCounters::trouble)
     }
 
     /// Counters of connections by this outbound.
     pub fn hop(&mut self, by: &OutboundSpec) -> &mut Hop {
-        let known = self.hops.iter().position(|hop| hop.by == *by);
-        let n = known.unwrap_or_else(|| {
-            if self.hops.len() < MAX_HOPS {
-                self.hops.push(Hop { by: by.clone(), ..Hop::default() });
-            }
-            self.hops.len() - 1
-        });
+        self.hop_entry(Some(by))
+    }
+
+    fn hop_entry(&mut self, by: Option<&OutboundSpec>) -> &mut Hop {
+        let find = |by| self.hops.iter().position(|hop| hop.by.as_ref() == by);
+        let (by, known) = match find(by) {
+            None if self.hops.len() >= MAX_HOPS => (None, find(None)),
+            known => (by, known),
+        };
+        let n = known.unwrap_or(self.hops.len());
+        if n == self.hops.len() {
+            self.hops.push(Hop::of(by.cloned()));
+        }
         &mut self.hops[n]
     }
 
     /// Counters of the flows that matched the policy `name`.
     pub fn policy(&mut self, name: &str) -> &mut PolicyStats {
-        let known = self.policies.iter().position(|of| of.policy == name);
-        let n = known.unwrap_or_else(|| {
-            if self.policies.len() < MAX_POLICIES {
-                let policy = name.to_owned();
-                self.policies.push(PolicyStats { policy, ..PolicyStats::default() });
-            }
-            self.policies.len() - 1
-        });
+        let find = |name| self.policies.iter().position(|of| of.policy == name);
+        let (name, known) = match find(name) {
+            None if self.policies.len() >= MAX_POLICIES => (OTHERS, find(OTHERS)),
+            known => (name, known),
+        };
+        let n = known.unwrap_or(self.policies.len());
+        if n == self.policies.len() {
+            let policy = name.to_owned();
+            self.policies.push(PolicyStats { policy, ..PolicyStats::default() });
+        }
         &mut self.policies[n]
     }
 
@@ -173,7 +153,7 @@ impl ProxyStats {
         self.refused.add(other.refused);
         self.early.add(other.early);
         for hop in &other.hops {
-            self.hop(&hop.by).add(hop);
+            self.hop_entry(hop.by.as_ref()).add(hop);
         }
         for policy in &other.policies {
             self.policy(&policy.policy).add(policy);
@@ -237,57 +217,18 @@ impl PolicyStats {
     }
 }
 
-impl Hop {
-    fn add(&mut self, other: &Hop) {
-        self.connected.iter_mut().zip(other.connected).for_each(|(sum, part)| *sum += part);
-        self.micros = self.micros.saturating_add(other.micros);
-        self.failed += other.failed;
-        // Loops fail independently: a hop that works for one of them is up.
-        let both = self.attempts() > 0 && other.attempts() > 0;
-        self.reason = match both {
-            true => self.reason.take().filter(|_| other.reason.is_some()),
-            false => self.reason.take().or_else(|| other.reason.clone()),
-        };
-        self.in_a_row = match both {
-            true => self.in_a_row.min(other.in_a_row),
-            false => self.in_a_row.max(other.in_a_row),
-        };
-    }
-
-    fn attempts(&self) -> u64 {
-        self.connected.iter().sum::<u64>() + self.failed
-    }
-
-    /// Counts a failed connection.
-    pub fn failed(&mut self, why: &str) {
-        self.failed += 1;
-        self.in_a_row += 1;
-        self.reason = Some(why.to_owned());
-    }
-
-    /// Reason why a hop is down: its last connections have all failed. `None` for other routes:
-    /// failing servers do not mean that the direct route is down, and a tunnel has its own state.
-    pub fn down(&self) -> Option<String> {
-        let reason = self.reason.as_ref()?;
-        let is_down = self.by.hop().is_some() && self.in_a_row >= HOP_DOWN;
-        is_down.then(|| format!("the last {} connections failed: {reason}", self.in_a_row))
-    }
-
-    /// Counts a connection that took `time` to be established.
-    pub fn took(&mut self, time: Duration) {
-        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let bucket = CONNECT_BOUNDS.partition_point(|&bound| bound < micros);
-        self.connected[bucket] += 1;
-        self.micros = self.micros.saturating_add(micros);
-        (self.in_a_row, self.reason) = (0, None);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use viaduct_proto::time::Instant;
     use viaduct_proto::tunnel::stats::TunnelStats;
 
     use super::*;
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
 
     #[test]
     fn counters_of_loops_add_up_to_those_of_the_proxy() {
@@ -296,7 +237,7 @@ mod tests {
             let mut stats = ProxyStats { open: 2, bytes: [3, 4], ..ProxyStats::default() };
             stats.refused.denied = 5;
             stats.early.matched = 6;
-            stats.hop(&hop(port)).took(Duration::from_micros(1));
+            stats.hop(&hop(port)).took(at(0), Duration::from_micros(1));
             stats.hop(&hop(1)).failed += 7;
             stats
         };
@@ -325,33 +266,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hop_is_down_after_failures_in_a_row_and_up_after_the_first_success() {
-        let by = OutboundSpec::Hop(([10, 0, 0, 1], 1).into());
-        let mut stats = ProxyStats::default();
-        for n in 0..5 {
-            assert_eq!(stats.hop(&by).down().is_some(), n >= HOP_DOWN, "{n}");
-            stats.hop(&by).failed("refused");
-            stats.hop(&OutboundSpec::Direct).failed("refused");
-        }
-        let down = stats.hop(&by).down().unwrap();
-        assert_eq!(down, "the last 5 connections failed: refused");
-        assert_eq!(stats.hop(&OutboundSpec::Direct).down(), None);
-        // Another loop's connection succeeded.
-        let mut other = ProxyStats::default();
-        other.hop(&by).took(Duration::from_micros(1));
-        for (mut sum, part) in [(stats.clone(), other.clone()), (other, stats.clone())] {
-            sum.add(part);
-            assert_eq!((sum.hop(&by).down(), &sum.hop(&by).reason), (None, &None));
-        }
-        stats.hop(&by).took(Duration::from_micros(1));
-        assert_eq!(stats.hop(&by).down(), None);
-    }
-
-    #[test]
     fn connect_times_fall_into_their_buckets_and_hops_are_bounded() {
         let mut stats = ProxyStats::default();
         for micros in [1, 100, 101, 5_000_000] {
-            stats.hop(&OutboundSpec::Direct).took(Duration::from_micros(micros));
+            stats.hop(&OutboundSpec::Direct).took(at(0), Duration::from_micros(micros));
         }
         let hop = stats.hop(&OutboundSpec::Direct);
         assert_eq!((hop.connected[0], hop.connected[1], hop.connected[12]), (2, 1, 1));
@@ -359,7 +277,24 @@ mod tests {
         for port in 1..1_000 {
             stats.hop(&OutboundSpec::Hop(([10, 0, 0, 1], port).into())).failed += 1;
         }
-        assert_eq!(stats.hops.len(), MAX_HOPS);
-        assert_eq!(stats.hops.iter().map(|hop| hop.failed).sum::<u64>(), 999);
+        assert_eq!(stats.hops.len(), MAX_HOPS + 1);
+        let mut sum = ProxyStats::default();
+        for _ in 0..2 {
+            sum.add(stats.clone());
+        }
+        assert_eq!(sum.hops.len(), MAX_HOPS + 1);
+        for (name, failed) in [("10.0.0.1:63", 2), ("(others)", 2 * (999 - 63))] {
+            let hop = sum.hops.iter().find(|hop| hop.name() == name).unwrap();
+            assert_eq!((hop.failed, hop.down()), (failed, None), "{name}");
+        }
+    }
+
+    #[test]
+    fn policies_are_bounded_and_further_ones_share_counters() {
+        let mut stats = ProxyStats::default();
+        (0..1_000).for_each(|n| stats.policy(&format!("p{n}")).denied += 1);
+        assert_eq!(stats.policies.len(), MAX_POLICIES + 1);
+        assert_eq!(stats.policy("p255").denied, 1);
+        assert_eq!(stats.policy("(others)").denied, 744);
     }
 }

@@ -61,7 +61,7 @@ fn proxy_page() -> String {
     status.counters.tunnels = vec![tunnel];
     status.counters.strangers_dropped = Some(0);
     let hop = OutboundSpec::Hop(([10, 0, 0, 1], 7_000).into());
-    status.counters.hop(&hop).failed("refused");
+    status.counters.hop(&hop).failed(viaduct_proto::time::Instant::ZERO, "refused");
     status.access_log = Some(AccessLogStats::default());
     status.next_hops = vec![HopStatus::of(([10, 0, 0, 1], 7_000).into(), true)];
     let at = ([10, 0, 0, 1], 7_000).into();

@@ -256,7 +256,7 @@ fn send_report(
 /// Report line with the numbers of flows over Trickles, and over TCP (to servers without Trickles).
 fn by_trickles(counters: &ProxyStats) -> String {
     let connected = |trickles: bool| -> u64 {
-        let hops = counters.hops.iter().filter(|hop| hop.by.trickles().is_some() == trickles);
+        let hops = counters.hops.iter().filter(|hop| hop.is_trickles() == trickles);
         hops.flat_map(|hop| hop.connected).sum()
     };
     format!("{} flows by Trickles, {} by TCP", connected(true), connected(false))

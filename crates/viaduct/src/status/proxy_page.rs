@@ -7,8 +7,9 @@ use viaduct_proto::placement::score::Preference;
 
 use super::colours::{Colours, row};
 use super::numbers::{bytes, micros, percent, quantile, thousands};
+use crate::engine::hop_stats::CONNECT_BOUNDS;
 use crate::engine::snapshot::ProxyStatus;
-use crate::engine::stats::{CONNECT_BOUNDS, PolicyStats};
+use crate::engine::stats::PolicyStats;
 use crate::tunnel::settings::title;
 use crate::tunnel::stats::TunnelCounters;
 
@@ -136,7 +137,7 @@ impl ProxyPage<'_> {
             let time = |q| quantile(&hop.connected, &CONNECT_BOUNDS, q);
             let what = format!(
                 "{}: {} connected within {} (half), {} (99 %); {} failed",
-                hop.by,
+                hop.name(),
                 thousands(hop.connected.iter().sum()),
                 time(0.5),
                 time(0.99),

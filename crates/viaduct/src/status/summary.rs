@@ -6,8 +6,8 @@ use viaduct_proto::overlay::Table;
 use viaduct_proto::repair::stats::PeerStats;
 
 use super::client::ServiceStatus;
+use crate::engine::hop_stats::Hop;
 use crate::engine::snapshot::ProxyStatus;
-use crate::engine::stats::Hop;
 use crate::gateway::status::Status;
 use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::ServeStatus;
@@ -173,7 +173,7 @@ fn of_gateway(status: &Status) -> Summary {
 
 fn of_proxy(status: &ProxyStatus) -> Summary {
     let counters = &status.counters;
-    let hop = |hop: &Hop| Some(format!("hop {}: {}", hop.by, hop.down()?));
+    let hop = |hop: &Hop| Some(format!("hop {}: {}", hop.name(), hop.down()?));
     let [sent, received] = counters.bytes;
     Summary {
         kind: if status.is_master() { "master" } else { "proxy" },
@@ -269,7 +269,9 @@ mod tests {
     fn a_proxy_reports_bypass_hops_and_tunnels() {
         let mut status = ProxyStatus { missing: true, ..ProxyStatus::default() };
         let hop = crate::engine::outbound::OutboundSpec::Hop(([10, 0, 0, 1], 7_000).into());
-        (0..3).for_each(|_| status.counters.hop(&hop).failed("refused"));
+        (0..3).for_each(|_| {
+            status.counters.hop(&hop).failed(viaduct_proto::time::Instant::ZERO, "refused");
+        });
         let summary = ServiceStatus::Proxy(Box::new(status)).summary();
         assert_eq!(summary.kind, "master");
         assert!(summary.troubles[0].contains("connections bypass the proxy"), "{summary:?}");

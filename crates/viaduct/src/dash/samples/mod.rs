@@ -107,8 +107,9 @@ mod tests {
 
     use super::super::layout;
     use super::*;
+    use crate::engine::hop_stats::Hop;
     use crate::engine::snapshot::ProxyStatus;
-    use crate::engine::stats::{Hop, PolicyStats};
+    use crate::engine::stats::PolicyStats;
     use crate::gateway::status::{LinkStatus, PeerStatus, Status, TrialStatus};
     use crate::serve::status::{ServeStatus, TricklesStatus};
     use crate::spray::status::{ReplicaStatus, SprayStatus};

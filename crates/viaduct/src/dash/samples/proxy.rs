@@ -4,8 +4,9 @@ use viaduct_proto::history::{Reading, Subject};
 use viaduct_proto::tunnel::stats::LinkStats;
 
 use super::{Details, Sample, count, megabytes};
+use crate::engine::hop_stats::{CONNECT_BOUNDS, Hop};
 use crate::engine::snapshot::ProxyStatus;
-use crate::engine::stats::{CONNECT_BOUNDS, Hop, PolicyStats, ProxyStats};
+use crate::engine::stats::{PolicyStats, ProxyStats};
 use crate::tunnel::settings::title;
 use crate::tunnel::stats::TunnelCounters;
 
@@ -95,7 +96,7 @@ fn outbound(hop: &Hop) -> (Subject, Details) {
     ];
     let reason = hop.down();
     let state = reason.as_ref().map(|_| "down".to_owned());
-    let subject = Subject { kind: "outbound", name: hop.by.to_string(), readings };
+    let subject = Subject { kind: "outbound", name: hop.name(), readings };
     (subject, Details { state, reason, ..Details::default() })
 }
 
