@@ -140,8 +140,8 @@ impl Netns {
         for entry in fs::read_dir("/proc").map_err(NetnsError::Enter)?.flatten() {
             let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|pid| *pid != own).and_then(Pid::from_raw) else { continue };
-            // The pidfd is opened before the check, as another process may reuse the PID
-            // afterwards.
+            // The pidfd is opened before the check: if another process gets this PID meanwhile, the
+            // signal goes to the process that has ended.
             let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
             if fs::metadata(entry.path().join("ns/net")).is_ok_and(|ns| ns.ino() == id) {
                 // A process that has just ended needs no signal.
@@ -204,6 +204,9 @@ pub fn enter_user_namespace() -> Result<(), NetnsError> {
 
 fn user_error(source: io::Error) -> NetnsError {
     let hint = match rustix::io::Errno::from_io_error(&source) {
+        Some(rustix::io::Errno::INVAL) if !Path::new("/proc/self/ns/user").exists() => {
+            "the kernel has none (CONFIG_USER_NS): run as root"
+        }
         Some(rustix::io::Errno::INVAL) => "it must be created before the process starts threads",
         Some(rustix::io::Errno::NOSPC | rustix::io::Errno::USERS) => {
             "sysctl user.max_user_namespaces allows no more: raise it, or run as root"

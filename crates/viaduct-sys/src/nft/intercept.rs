@@ -113,8 +113,10 @@ impl Intercept {
         })
     }
 
-    /// Returns the rules for all packets, in order. The first excludes the proxy's listener from
-    /// the second: the kernel finds this socket, too, for a packet to the same port of any host.
+    /// Returns the rules for all packets, in order. The second rule matches packets of connections
+    /// by their transparent sockets. For a packet to the proxy's port, at any host, the kernel may
+    /// find the proxy's listener instead, which is transparent too; the first rule skips the
+    /// second one if the socket is a listener, which is bound to the wildcard address.
     fn rules(&self) -> [String; 3] {
         [
             "meta l4proto tcp socket wildcard 1 goto selection".to_owned(),
@@ -138,13 +140,15 @@ impl Intercept {
             let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
             let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
             if self.passed_by {
-                // SYNs do not match: a SYN that was remembered and then forwarded, because there
-                // was no listener, is also forwarded when it is retransmitted.
+                // Only packets other than SYNs match. Otherwise a SYN that was remembered, but
+                // forwarded because there was no listener, could be redirected when it is
+                // retransmitted.
                 rules.push(format!("{matches}{NOT_SYN} {tuple} @{family}_begun {over}"));
                 continue;
             }
-            // A separate rule, so that a SYN is redirected even if the set is full.
-            rules.push(format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
+            // A separate rule, so that a SYN is redirected even if the set is full. `update` renews
+            // the timeout when a SYN is retransmitted.
+            rules.push(format!("{matches}{SYN} update @{family}_begun {{ {tuple} }}"));
             rules.push(format!("{matches}{SYN} {over}"));
             rules.push(format!("{matches}{tuple} @{family}_begun {over}"));
         }

@@ -156,8 +156,8 @@ impl NfQueue {
         self.answer()
     }
 
-    /// Reads the answer to a configuration. Packets that are queued before the answer get the same
-    /// verdict as further packets of a full queue.
+    /// Reads the answer to a configuration. Packets that precede it in the socket are passed or
+    /// dropped, as they would be if the queue were full.
     fn answer(&self) -> io::Result<()> {
         let verdict = if self.config.fail_open { Verdict::Pass } else { Verdict::Drop };
         let mut buffer = vec![0; WHOLE];
@@ -317,7 +317,8 @@ mod tests {
                 }
                 Ok(())
             };
-            // Returns the number of packets that the queue holds although none is unread.
+            // Returns the number of packets that the queue still holds after all have been read and
+            // have got a verdict: it must be 0.
             let reset = || -> io::Result<Option<u64>> {
                 queue.reset()?;
                 sends.store(false, Ordering::SeqCst);

@@ -19,8 +19,9 @@ pub struct StrayWarning {
 }
 
 impl StrayWarning {
-    /// Logs a warning if a peer is down, and datagrams that no peer's key opens have arrived since
-    /// the last warning, and since all peers were up. To be called once a second.
+    /// Logs a warning if a peer is down and datagrams that no peer's key opens have arrived, since
+    /// the last warning or since all peers were last up, whichever is later. Logs at most one
+    /// warning per [`WARN_EVERY`]. To be called once a second.
     pub fn check(&mut self, now: &Snapshot) {
         let strays = now.plane.stray.saturating_sub(self.stray);
         let all_up = now.peers.iter().all(|(_, stats)| stats.up);

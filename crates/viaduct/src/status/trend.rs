@@ -24,8 +24,8 @@ pub struct Sample {
 #[derive(Debug, Default)]
 pub struct Trend {
     samples: VecDeque<Option<Sample>>,
-    /// Number of seconds so far. Cells begin at multiples of their length, so that the same seconds
-    /// stay in one cell.
+    /// Number of seconds so far. Each cell begins at a multiple of its length, so that a second
+    /// stays in its cell while the plot moves to the left.
     seconds: usize,
 }
 

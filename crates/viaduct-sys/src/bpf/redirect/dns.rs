@@ -1,5 +1,6 @@
 //! Redirection of DNS queries to this process's resolver, whichever server they are sent to. The
-//! answers appear to come from that server.
+//! answers appear to come from that server. If a socket asks several servers, all answers appear to
+//! come from the last one: the programs for sendto(2) and recvmsg(2) do not see a query's ID.
 //!
 //! ```text
 //!   connect(2), sendto(2) ─▶ port 53? note the server by cookie, rewrite address ─▶ resolver
@@ -45,9 +46,10 @@ impl DnsServers {
     }
 
     /// Emits the redirection of DNS queries. R6 must point to the program's context, and `note`
-    /// must be the offset of the datagram's destination on the stack. For a query, the code notes
-    /// the server under the socket's cookie, which is stored at `cookie`, rewrites the destination,
-    /// and ends the program. For other datagrams the program continues after this code.
+    /// must be the offset of the datagram's destination on the stack. For a query, the code writes
+    /// the socket's cookie to the stack at `cookie`, notes the server under this cookie, rewrites
+    /// the destination, and ends the program. For other datagrams the program continues after this
+    /// code.
     pub(super) fn ask(&self, asm: &mut Asm, note: i16, cookie: i16, v4: bool) {
         let [other, refuse] = [(); 2].map(|()| asm.label());
         asm.load(Width::Half, R2, FP, note + 16);

@@ -83,7 +83,7 @@ pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
         let (class, mode) = (code & 0x07, code & 0xe0);
         let is_load = class == libc::BPF_LD && [libc::BPF_ABS, libc::BPF_IND].contains(&mode)
             || class == libc::BPF_LDX && mode == libc::BPF_MSH;
-        // Offsets of metadata are greater than all offsets of bytes.
+        // Offsets of metadata are negative, that is, above `i32::MAX` as unsigned numbers.
         let is_offset = insn.k < i32::MAX.cast_unsigned();
         let k = insn.k.wrapping_add(libc::SKF_NET_OFF.cast_unsigned());
         if is_load && is_offset { BpfInsn { k, ..*insn } } else { *insn }

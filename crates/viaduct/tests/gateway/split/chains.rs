@@ -151,7 +151,7 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
 /// site A.
 const NODES: [&str; 2] = ["10.1.2.2:1080", "[fd00:1:0:2::2]:1080"];
 
-/// Chains that use the node if the direct path fails, or always.
+/// Chains that use the node: `route` if the direct path fails, `socks` always.
 const BY_NODES: [&str; 8] = [
     "'route:node={}'",
     "'migrate', 'route:node={}'",
@@ -195,7 +195,7 @@ fn opened(
 fn flows_take_a_node_where_the_direct_path_fails() {
     let ways = NODES.map(|node| BY_NODES.map(|chain| chain.replace("{}", node)));
     let chains: Vec<&str> = ways.as_flattened().iter().map(String::as_str).collect();
-    // Flows that the node opens for others pass no chain.
+    // This policy exempts the flows that the node itself opens from all chains.
     let world = chained(&chains, "[[policy]]\nfrom = ['10.{own}.2.2/32', 'fd00:{own}:0:2::/64']\n");
     let node = &world.dumbbell.hosts_a()[1];
     let _nodes = NODES.map(|at| {
