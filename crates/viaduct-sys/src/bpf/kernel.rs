@@ -79,10 +79,23 @@ impl Hook {
     }
 }
 
-/// A map from socket cookies, or other numbers, to `N` bytes.
+/// A map to `N` bytes from `K` bytes: from socket cookies or other numbers, if there are 8.
 #[derive(Debug)]
-pub(super) struct Map<const N: usize> {
+pub(super) struct Map<const N: usize, const K: usize = 8> {
     fd: OwnedFd,
+}
+
+impl<const N: usize, const K: usize> Map<N, K> {
+    /// Creates a map that allocates memory as it fills, and refuses new entries when it is full.
+    pub(super) fn growing(most: u32) -> Result<Map<N, K>, BpfError> {
+        Map::of(HASH, most, NO_PREALLOC)
+    }
+
+    fn of(kind: u32, most: u32, flags: u32) -> Result<Map<N, K>, BpfError> {
+        let attr = MapCreate { kind, key_size: K as u32, value_size: N as u32, most, flags };
+        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("create a map", source))?;
+        Ok(Map { fd })
+    }
 }
 
 impl<const N: usize> Map<N> {
@@ -90,18 +103,6 @@ impl<const N: usize> Map<N> {
     /// is full.
     pub(super) fn new(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(LRU_HASH, most, 0)
-    }
-
-    /// Creates a map that allocates memory as it fills, and refuses new entries when it is full.
-    pub(super) fn growing(most: u32) -> Result<Map<N>, BpfError> {
-        Map::of(HASH, most, NO_PREALLOC)
-    }
-
-    fn of(kind: u32, most: u32, flags: u32) -> Result<Map<N>, BpfError> {
-        let key_size = size_of::<u64>() as u32;
-        let attr = MapCreate { kind, key_size, value_size: N as u32, most, flags };
-        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("create a map", source))?;
-        Ok(Map { fd })
     }
 
     pub(super) fn set(&self, cookie: u64, value: &[u8; N]) -> io::Result<()> {
@@ -128,7 +129,7 @@ impl<const N: usize> Map<N> {
     }
 }
 
-impl<const N: usize> MapFd for Map<N> {
+impl<const N: usize, const K: usize> MapFd for Map<N, K> {
     fn number(&self) -> c_int {
         self.fd.as_raw_fd()
     }

@@ -24,8 +24,8 @@ use super::kernel::{Hook, Link, Map};
 use super::option::{COOKIE, OPTION, VALUE, look_up};
 use super::redirect::Ports;
 use super::sock_ops::{
-    ACCEPTED, CONNECT, ESTABLISHED, FIRST_ARGUMENT, FLAGS, LENGTH, LISTENS, OP, SOCKET,
-    WANTS_OPTIONS, WRITE, local_end,
+    ACCEPTED, CONNECT, ESTABLISHED, FIRST_ARGUMENT, FLAGS, LENGTH, LISTENS, LOCAL_END, OP, SOCKET,
+    WANTS_OPTIONS, WRITE,
 };
 use crate::socket::tcp::INSIDE;
 
@@ -165,8 +165,7 @@ fn check_wanted(
     asm.place(answers);
     asm.load(Width::Word, R2, R6, FIRST_ARGUMENT);
     asm.if_equal(R2, COOKIES, done);
-    local_end(asm);
-    ports.find(asm, done);
+    ports.find(asm, &LOCAL_END, done);
     find(asm, own, IN_SYN, done);
     asm.place(send);
 }

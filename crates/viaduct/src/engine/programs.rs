@@ -11,6 +11,8 @@ pub(super) struct Programs {
     calls: HashMap<usize, Box<dyn PendingConnect>>,
     /// Programs to connect to once the handlers of their flow accept it.
     listening: HashMap<usize, Box<dyn Program>>,
+    /// Programs to which a connection was begun.
+    connected: HashMap<usize, Box<dyn Program>>,
     /// Flows of programs that exchange requests and events with the flows' handlers.
     pub(super) aware: Aware,
 }
@@ -54,6 +56,11 @@ impl Programs {
         self.listening.remove(&key)
     }
 
+    /// Keeps the program to which a connection was begun for flow `key`, until the flow ends.
+    pub(super) fn set_connected(&mut self, key: usize, program: Box<dyn Program>) {
+        self.connected.insert(key, program);
+    }
+
     /// Returns whether flow `key` waits for a program, or a program waits for the flow.
     pub(super) fn wait_for(&self, key: usize) -> bool {
         self.listening.contains_key(&key) || self.calls.contains_key(&key)
@@ -79,5 +86,6 @@ impl Programs {
     pub(super) fn drop_program(&mut self, key: usize) {
         self.calls.remove(&key);
         self.listening.remove(&key);
+        self.connected.remove(&key);
     }
 }

@@ -115,7 +115,8 @@ pub trait Program: Debug + Send {
     }
 
     /// Connects `socket` to the program, possibly after this method has returned. The program sees
-    /// it as the client's connection. Errors: the connect failed immediately.
+    /// it as the client's connection. This value is dropped once the flow has ended. Errors: the
+    /// connect failed immediately.
     fn connect(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
 }
 
@@ -215,7 +216,10 @@ impl Worker {
             self.await_client(socket, key)
         });
         match begun {
-            Ok(()) => self.flows.at(key).break_unless_ended(),
+            Ok(()) => {
+                self.programs.set_connected(key, program);
+                self.flows.at(key).break_unless_ended();
+            }
             Err(error) => {
                 debug!("cannot connect to a program: {error}");
                 let (flow, why) = (self.flows.at(key), failure(&error));

@@ -13,24 +13,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use super::endpoints::{self, ENDS};
+use super::ports::{self, LocalEnd, Ports};
 use crate::bpf::BpfError;
-use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R6, R7, R8, Reg, Width};
+use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R6, R7, Width};
 use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 use crate::bpf::sock_ops;
 
-/// Max pairs of address and port on which programs have listened. Entries are never removed, and an
-/// FTP server, for example, listens on many ports one after another.
-const PORTS: u32 = 1 << 18;
 /// Max connections from us that programs have not accepted yet.
 const INSIDE: u32 = 8192;
 
 // Fields of `struct bpf_sk_lookup`.
+const LOCAL_END: LocalEnd = LocalEnd { family: 8, ip4: 40, ip6: 44, port: 60 };
 const LOOKUP_PROTOCOL: i16 = 12;
-const LOOKUP_FAMILY: i16 = 8;
 const REMOTE_PORT: i16 = 36;
-const LOCAL_IP4: i16 = 40;
-const LOCAL_IP6: i16 = 44;
-const LOCAL_PORT: i16 = 60;
 const REMOTE_IP4: i16 = 16;
 const REMOTE_IP6: i16 = 20;
 /// `127.0.0.1` in memory order. The kernel drops packets from other hosts whose source is this
@@ -47,15 +42,17 @@ const TCP: u32 = libc::IPPROTO_TCP as u32;
 const OPS_REMOTE_PORT: i16 = 64;
 const LISTENING: u32 = 10;
 
+/// Bit in the key of a connection from us over IPv6.
+const V6: u64 = 1 << 16;
+
 // On the stack, below the space of `programs`.
 const KEY: i16 = -88;
-const ONE: i16 = -96;
 /// Copy of two endpoints.
 const COPY: i16 = -160;
 /// Index of the listener: 0 for IPv4, 1 for IPv6.
 const WHICH: i16 = -104;
 
-/// Clients on whose behalf we connect to wrapped programs, by our source port.
+/// Clients on whose behalf we connect to wrapped programs, by our source port and its family.
 #[derive(Clone, Debug)]
 pub struct InboundConns(Arc<Map<ENDS>>);
 
@@ -64,38 +61,23 @@ impl InboundConns {
     /// `client` as the peer, and `own`, the address to which the client connected, as the program's
     /// own. Must be called before the connection is opened. Errors: the kernel is out of memory.
     pub fn note(&self, port: u16, client: SocketAddr, own: SocketAddr) -> std::io::Result<()> {
-        self.0.set(port.into(), &endpoints::pair(client, own))
+        self.0.set(key(port, own), &endpoints::pair(client, own))
+    }
+
+    /// Forgets what [`InboundConns::note`] has set, unless the program has accepted the connection.
+    /// Must be called after the connection has ended: otherwise a local client that gets the same
+    /// port would be mistaken for us, and bypass the chain.
+    pub fn forget(&self, port: u16, client: SocketAddr, own: SocketAddr) {
+        // Another connection may have the port by now.
+        if self.0.get(key(port, own)) == Some(endpoints::pair(client, own)) {
+            self.0.clear(key(port, own));
+        }
     }
 }
 
-/// Number of listeners of wrapped programs, by address and port.
-#[derive(Clone, Debug)]
-pub struct Ports(Arc<Map<8>>);
-
-impl Ports {
-    /// Creates an empty table. Errors: a privilege is missing.
-    pub fn new() -> Result<Ports, BpfError> {
-        Ok(Ports(Arc::new(Map::growing(PORTS)?)))
-    }
-
-    /// Emits a jump to `none` unless a program listens on the port in R8, at the address whose last
-    /// word is in R7 or at the wildcard address.
-    pub(in crate::bpf) fn find(&self, asm: &mut Asm, none: Label) {
-        let found = asm.label();
-        for last in [false, true] {
-            let next = if last { none } else { asm.label() };
-            key(asm, R7, R8);
-            asm.look_up(&*self.0, KEY, next);
-            asm.load(Width::Double, R2, R0, 0);
-            asm.if_different(R2, 0, found);
-            asm.goto(next);
-            if !last {
-                asm.place(next);
-                asm.set(R7, 0);
-            }
-        }
-        asm.place(found);
-    }
+/// Key of our connection from source port `port` to a program at `own`.
+fn key(port: u16, own: SocketAddr) -> u64 {
+    u64::from(port) | if own.is_ipv4() { 0 } else { V6 }
 }
 
 /// The sk_lookup program that redirects connections to wrapped programs to this process.
@@ -127,7 +109,7 @@ impl ListenerRedirect {
 
     /// Emits the handling of a new listener, in a sock_ops program with its context in R6.
     pub(super) fn on_listen(&self, asm: &mut Asm) {
-        self.count(asm, 1);
+        self.ports.count(asm, &sock_ops::LOCAL_END, 1);
     }
 
     /// Emits the handling of a socket's state change: a socket that was listening is no longer
@@ -135,15 +117,23 @@ impl ListenerRedirect {
     pub(super) fn on_state_change(&self, asm: &mut Asm, done: Label) {
         asm.load(Width::Word, R2, R6, sock_ops::FIRST_ARGUMENT);
         asm.if_different(R2, LISTENING, done);
-        self.count(asm, -1);
+        self.ports.count(asm, &sock_ops::LOCAL_END, -1);
     }
 
     /// Emits the handling of an accepted connection. If this process has opened the connection,
     /// copies the addresses of [`InboundConns::note`] to `names`, under the cookie that is at
     /// `cookie` on the stack; otherwise jumps to `done`.
     pub(super) fn on_accept(&self, asm: &mut Asm, names: &Map<ENDS>, cookie: i16, done: Label) {
+        let stored = asm.label();
+        // A listener for both families has a socket of family IPv6 for an IPv4 client.
+        ports::store_key(asm, &sock_ops::LOCAL_END);
+        asm.set(R3, V6 as i32);
+        ports::if_v6(asm, stored);
+        asm.set(R3, 0);
+        asm.place(stored);
         asm.load(Width::Word, R2, R6, OPS_REMOTE_PORT);
         asm.network_order_word(R2);
+        asm.or_register(R2, R3);
         asm.store(Width::Double, FP, KEY, R2);
         asm.look_up(&*self.inside.0, KEY, done);
         asm.copy_memory((FP, COPY), (R0, 0), ENDS as i16);
@@ -152,49 +142,6 @@ impl ListenerRedirect {
         // bypass the chain.
         asm.forget(&*self.inside.0, KEY);
     }
-
-    /// Emits the addition of `change` to the count of listeners at the context's local address.
-    fn count(&self, asm: &mut Asm, change: i32) {
-        let [unknown, done] = [(); 2].map(|()| asm.label());
-        sock_ops::local_end(asm);
-        key(asm, R7, R8);
-        asm.look_up(&*self.ports.0, KEY, unknown);
-        asm.set(R2, change);
-        asm.add_to_memory(R0, 0, R2);
-        asm.goto(done);
-        asm.place(unknown);
-        if change > 0 {
-            asm.set(R2, change);
-            asm.store(Width::Double, FP, ONE, R2);
-            asm.keep(&*self.ports.0, KEY, ONE);
-        }
-        asm.place(done);
-    }
-}
-
-/// Emits a store of the map key for a port and an address whose last word is in `ip`.
-fn key(asm: &mut Asm, ip: Reg, port: Reg) {
-    asm.copy(R2, ip);
-    asm.shift_left(R2, 16);
-    asm.or_register(R2, port);
-    asm.store(Width::Double, FP, KEY, R2);
-}
-
-/// Emits loads of the last word of the local address into R7 and of the port into R8, and a store
-/// of the listener's index on the stack.
-fn local_end(asm: &mut Asm) {
-    let [v6, named] = [(); 2].map(|()| asm.label());
-    asm.load(Width::Word, R8, R6, LOCAL_PORT);
-    asm.load(Width::Word, R2, R6, LOOKUP_FAMILY);
-    asm.if_different(R2, libc::AF_INET as u32, v6);
-    asm.load(Width::Word, R7, R6, LOCAL_IP4);
-    asm.set(R2, 0);
-    asm.goto(named);
-    asm.place(v6);
-    asm.load(Width::Word, R7, R6, LOCAL_IP6 + 12);
-    asm.set(R2, 1);
-    asm.place(named);
-    asm.store(Width::Word, FP, WHICH, R2);
 }
 
 /// Builds the sk_lookup program, which chooses the socket for a SYN.
@@ -205,16 +152,19 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
     asm.if_different(R2, TCP, done);
-    local_end(&mut asm);
-    ports.find(&mut asm, done);
+    ports.find(&mut asm, &LOCAL_END, done);
     // Tests the source address, not the interface: a packet that a host sends to one of its own
     // addresses seems to arrive on the interface with that address.
-    asm.load(Width::Word, R2, FP, WHICH);
-    asm.if_different(R2, 0, from_v6);
+    asm.set(R3, 0);
+    asm.store(Width::Word, FP, WHICH, R3);
+    asm.load(Width::Word, R2, R6, LOCAL_END.family);
+    asm.if_different(R2, libc::AF_INET as u32, from_v6);
     asm.load(Width::Word, R2, R6, REMOTE_IP4);
     asm.if_different(R2, LOOPBACK4, elsewhere);
     asm.goto(from_us);
     asm.place(from_v6);
+    asm.set(R3, 1);
+    asm.store(Width::Word, FP, WHICH, R3);
     for (n, word) in LOOPBACK6.into_iter().enumerate() {
         asm.load(Width::Word, R2, R6, REMOTE_IP6 + 4 * n as i16);
         asm.if_different(R2, word, from_here);
@@ -225,17 +175,20 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     // replies.
     asm.place(from_here);
     let [first, bits] = LINK_LOCAL;
-    asm.load(Width::Word, R2, R6, LOCAL_IP6);
+    asm.load(Width::Word, R2, R6, LOCAL_END.ip6);
     asm.and(R2, bits);
     asm.if_different(R2, first, elsewhere);
     for at in [0, 4, 8, 12] {
-        asm.load(Width::Word, R2, R6, LOCAL_IP6 + at);
+        asm.load(Width::Word, R2, R6, LOCAL_END.ip6 + at);
         asm.load(Width::Word, R3, R6, REMOTE_IP6 + at);
         asm.if_registers_differ(R2, R3, elsewhere);
     }
     asm.place(from_us);
     asm.load(Width::Half, R2, R6, REMOTE_PORT);
     asm.network_order(R2);
+    asm.load(Width::Word, R3, FP, WHICH);
+    asm.shift_left(R3, V6.trailing_zeros() as i32);
+    asm.or_register(R2, R3);
     asm.store(Width::Double, FP, KEY, R2);
     asm.look_for(inside, KEY, done);
     asm.place(elsewhere);

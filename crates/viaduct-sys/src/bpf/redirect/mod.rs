@@ -18,6 +18,7 @@
 //! | `datagrams` | the BPF programs for datagrams |
 //! | `dns` | DNS queries |
 //! | `listeners` | connections to programs that listen |
+//! | `ports` | where programs listen |
 //! | `options` | socket options that programs set |
 //! | `endpoints` | encoding of connection endpoints |
 
@@ -27,6 +28,7 @@ mod dns;
 mod endpoints;
 mod listeners;
 mod options;
+mod ports;
 mod programs;
 mod rules;
 
@@ -37,9 +39,11 @@ use std::sync::Arc;
 use self::dns::DnsServers;
 pub use self::dns::Resolver;
 use self::endpoints::{BOUND, END, ENDS};
+pub use self::listeners::InboundConns;
 use self::listeners::ListenerRedirect;
-pub use self::listeners::{InboundConns, Ports};
 use self::options::Options;
+pub(super) use self::ports::LocalEnd;
+pub use self::ports::Ports;
 pub use self::rules::{Rule, RuleAction, Rules};
 use super::BpfError;
 use super::events::Events;

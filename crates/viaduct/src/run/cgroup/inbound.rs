@@ -35,12 +35,14 @@ pub(super) struct Inbound {
 }
 
 /// A listening program, as the target of one client's connection.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct RedirectedProgram {
     client: SocketAddr,
     own: SocketAddr,
     inside: InboundConns,
     flows: Arc<Mutex<FlowTable>>,
+    /// Source port of our connection to the program, once it was begun.
+    port: Option<u16>,
 }
 
 /// Opens a listener at `at`, to which all connections to programs are redirected, regardless of
@@ -83,7 +85,7 @@ impl Inbound {
             },
         };
         let (inside, flows) = (self.inside.clone(), self.flows.clone());
-        let program = Box::new(RedirectedProgram { client, own, inside, flows });
+        let program = Box::new(RedirectedProgram { client, own, inside, flows, port: None });
         let program = ReportedProgram::of(program, own, self.report.as_ref());
         self.carrier.arrive(Arrival { stream: stream.into(), client, own, handlers, program });
     }
@@ -117,6 +119,7 @@ impl Program for RedirectedProgram {
     fn connect(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
         let ours = bound_socket.local_addr()?;
         self.inside.note(ours.port(), self.client, self.own)?;
+        self.port = Some(ours.port());
         let socket_id = SocketId::Ends(self.client, self.own);
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         flows.set(local_end(self.own, ours.port()), socket_id, Mirrored::default());
@@ -125,6 +128,21 @@ impl Program for RedirectedProgram {
     }
 
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
-        Some(Box::new(self.clone()))
+        let (inside, flows) = (self.inside.clone(), self.flows.clone());
+        Some(Box::new(RedirectedProgram {
+            client: self.client,
+            own: self.own,
+            inside,
+            flows,
+            port: None,
+        }))
+    }
+}
+
+impl Drop for RedirectedProgram {
+    fn drop(&mut self) {
+        if let Some(port) = self.port {
+            self.inside.forget(port, self.client, self.own);
+        }
     }
 }
