@@ -10,11 +10,12 @@
 mod barrier;
 mod connects;
 mod inbound;
+mod pending;
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ use viaduct_sys::socket::tcp::Mirrored;
 pub use self::barrier::EventBarrier;
 use self::connects::{ConnectContext, RedirectedConnect, with_link_scope};
 use self::inbound::{Inbound, listener, local_end};
+use self::pending::PendingConnects;
 use super::Plan;
 use super::datagrams;
 use super::descriptor_store;
@@ -102,7 +104,7 @@ pub fn start(
         report: plan.report.clone(),
         names: plan.names.clone(),
         notice,
-        pending: HashMap::new(),
+        pending: PendingConnects::default(),
         outbound: FlowTable::default(),
         inbound,
     };
@@ -188,7 +190,7 @@ struct EventLoop {
     notice: Option<String>,
     /// Pending connects, by socket cookie, because the BPF programs also report retransmitted SYNs,
     /// which must not begin another flow.
-    pending: HashMap<u64, (SocketAddr, Weak<()>)>,
+    pending: PendingConnects,
     /// Flows of connects, by the program's address.
     outbound: FlowTable,
     /// Flows of connections to programs, by the address of the local end.
@@ -219,23 +221,16 @@ impl FlowTable {
 
 /// Maximum sleep of the event loop; no timing depends on this value.
 const MAX_SLEEP: Duration = Duration::from_secs(3_600);
-/// Minimum number of entries for a cleanup, which removes connects that are no longer pending.
-const MIN_CONNECTS_CLEANUP: usize = 1024;
 
 impl EventLoop {
     /// Runs the event loop until the process ends.
     fn run(mut self) {
-        let mut cleanup_at = MIN_CONNECTS_CLEANUP;
         loop {
             let requested = self.barrier.requested();
             while let Some(event) = self.divert.poll() {
                 self.handle(event);
             }
             self.barrier.release(requested);
-            if self.pending.len() > cleanup_at {
-                self.pending.retain(|_, (_, waits)| waits.strong_count() > 0);
-                cleanup_at = MIN_CONNECTS_CLEANUP.max(2 * self.pending.len());
-            }
             wait(&[&self.divert], &self.barrier.waker, MAX_SLEEP);
         }
     }
@@ -291,15 +286,9 @@ impl EventLoop {
     fn call(&mut self, waiting: WaitingConnect) {
         let WaitingConnect { cookie, to, program, is_bound, mirrored, .. } = waiting;
         let to = with_link_scope(to);
-        let before = self.pending.get(&cookie).filter(|(at, _)| *at == program);
-        if before.is_some_and(|(_, waits)| waits.strong_count() > 0) {
-            return;
-        }
-        let waits = Arc::new(());
-        self.pending.insert(cookie, (program, Arc::downgrade(&waits)));
+        let Some(pending) = self.pending.add(waiting) else { return };
         self.outbound.set(program, SocketId::Cookie(cookie), mirrored);
-        let held =
-            Box::new(RedirectedConnect { waiting, context: self.context.clone(), _waits: waits });
+        let held = Box::new(RedirectedConnect { waiting, context: self.context.clone(), pending });
         let mut held = ReportedConnect::of(held, to, self.report.as_ref());
         match target(self.names.as_deref(), to) {
             Some(to) => self.carrier.call(Call { to, source: program, is_bound, mirrored, held }),

@@ -224,6 +224,14 @@ impl PendingConnect for ReportedConnect {
         self.held.socket_id()
     }
 
+    fn is_lent(&self) -> bool {
+        self.held.is_lent()
+    }
+
+    fn has_gone(&self) -> bool {
+        self.held.has_gone()
+    }
+
     fn set_local_addr(&mut self, own: SocketAddr) {
         self.held.set_local_addr(own);
     }
@@ -233,8 +241,15 @@ impl PendingConnect for ReportedConnect {
     }
 
     fn complete(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
-        self.report.answered(FlowOutcome::Handled, self.to);
-        self.held.complete(bound_socket)
+        let completed = self.held.complete(bound_socket);
+        self.report.answered(
+            match &completed {
+                Ok(()) => FlowOutcome::Handled,
+                Err(error) => FlowOutcome::Failed(error.to_string()),
+            },
+            self.to,
+        );
+        completed
     }
 
     fn refuse(&mut self, why: Failure) {

@@ -15,6 +15,7 @@ use viaduct_sys::route::interface;
 use viaduct_sys::socket::rendezvous::Rendezvous;
 use viaduct_sys::socket::tcp;
 
+use super::pending::PendingHandle;
 use crate::engine::aware::SocketId;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::PendingConnect;
@@ -32,9 +33,8 @@ pub(super) struct ConnectContext {
 pub(super) struct RedirectedConnect {
     pub(super) waiting: WaitingConnect,
     pub(super) context: Arc<ConnectContext>,
-    /// Marks the connect as pending while this value exists; until it is dropped, SYN
-    /// retransmissions are ignored.
-    pub(super) _waits: Arc<()>,
+    /// Until it is dropped, retransmissions of the SYN are ignored.
+    pub(super) pending: PendingHandle,
 }
 
 /// Sets the scope of a link-local address without a scope, if only one interface has link-local
@@ -55,8 +55,14 @@ impl PendingConnect for RedirectedConnect {
         Some(SocketId::Cookie(self.waiting.cookie))
     }
 
+    fn has_gone(&self) -> bool {
+        self.pending.is_superseded()
+    }
+
     fn set_local_addr(&mut self, own: SocketAddr) {
-        self.context.names.set_own(self.waiting.cookie, own);
+        if !self.pending.is_superseded() {
+            self.context.names.set_own(self.waiting.cookie, own);
+        }
     }
 
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
@@ -64,6 +70,9 @@ impl PendingConnect for RedirectedConnect {
     }
 
     fn complete(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
+        if self.pending.is_superseded() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
         tcp::connect_bound(bound_socket, self.waiting.program)
     }
 
