@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod calls;
+mod cgroup;
 #[path = "../common/mod.rs"]
 mod common;
 mod datagrams;

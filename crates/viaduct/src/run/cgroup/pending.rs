@@ -1,4 +1,4 @@
-//! Pending connects: those whose SYN was dropped at the rendezvous, and whose result is outstanding.
+//! Pending connects: their SYN was dropped at the rendezvous, and their result is outstanding.
 //!
 //! A program may give up a connect and begin another from the same local address, with the same
 //! socket or another one. The earlier connect is then superseded: its result must not reach the
