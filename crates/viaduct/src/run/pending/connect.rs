@@ -33,9 +33,16 @@ impl PendingConnect for InterposedConnect {
         Some(SocketId::Cookie(self.cookie))
     }
 
+    fn has_gone(&self) -> bool {
+        !self.interposition.sockets().is_current(self.cookie, self.attempt)
+    }
+
     fn set_local_addr(&mut self, own: SocketAddr) {
-        let addresses = Addresses { peer: self.to, own: Some(own), refused: None };
-        self.interposition.sockets().addresses.set(self.cookie, addresses);
+        let mut sockets = self.interposition.sockets();
+        if sockets.is_current(self.cookie, self.attempt) {
+            let addresses = Addresses { peer: self.to, own: Some(own), refused: None };
+            sockets.addresses.set(self.cookie, addresses);
+        }
     }
 
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
@@ -48,9 +55,16 @@ impl PendingConnect for InterposedConnect {
 
     fn complete(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
+        // The lock is held until the attempt ends: the program cannot disconnect its socket
+        // meanwhile, and connect it elsewhere.
+        let mut sockets = self.interposition.sockets();
+        if !sockets.is_current(self.cookie, self.attempt) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
         let crossing =
             pending.program().and_then(|program| tcp::connect_bound(bound_socket, program));
         if let Err(error) = crossing {
+            drop(sockets);
             // The bound socket sends no SYN, so the program would wait until its own SYNs time out.
             self.pending = Some(pending);
             self.fail(Failure::Reset, Errno::CONNRESET);
@@ -59,7 +73,6 @@ impl PendingConnect for InterposedConnect {
         // The attempt ends here, so that no further call can wait for it. If the program's connect
         // and that of the bound socket have met (TCP's simultaneous open), later calls of the
         // program find the socket connected.
-        let mut sockets = self.interposition.sockets();
         let attempt = sockets
             .end_attempt_number(self.cookie, self.attempt)
             .ok_or(io::ErrorKind::NotConnected)?;

@@ -69,9 +69,13 @@ impl SocketTable {
         self.attempts.remove(&cookie)
     }
 
+    /// Returns whether `number` is the current attempt of this socket.
+    pub(super) fn is_current(&self, cookie: u64, number: u64) -> bool {
+        self.attempts.get(&cookie).is_some_and(|attempt| attempt.number == number)
+    }
+
     /// Ends attempt `number` of this socket; `None` if that is not the current attempt.
     pub(super) fn end_attempt_number(&mut self, cookie: u64, number: u64) -> Option<Attempt> {
-        self.attempts.get(&cookie).filter(|attempt| attempt.number == number)?;
-        self.end_attempt(cookie)
+        if self.is_current(cookie, number) { self.end_attempt(cookie) } else { None }
     }
 }

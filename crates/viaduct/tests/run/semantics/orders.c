@@ -1,6 +1,6 @@
 /* Makes the calls around a connect in different orders. Prints one line of results for each order.
  *
- *   orders FAMILY OPEN CLOSED FULL LATE LATE LATE LATE
+ *   orders FAMILY OPEN CLOSED FULL LATE LATE LATE LATE LATE LATE
  *
  * FAMILY is 4, 6, or 46 (IPv4 by an IPv6 socket). The others are ports on the loopback interface:
  * OPEN has a listener that accepts, CLOSED has no listener, FULL has one with a full backlog, and
@@ -185,7 +185,7 @@ static int fill(int *list, int most)
 
 int main(int argc, char **argv)
 {
-    if (argc < 9)
+    if (argc < 11)
         return 2;
     family = atoi(argv[1]);
     int open_port = atoi(argv[2]), closed = atoi(argv[3]), full = atoi(argv[4]), fd;
@@ -310,6 +310,13 @@ int main(int argc, char **argv)
     alarms(0, 0);
     ask(atoi(late[3])), polled(fd, 8000), error_of(fd), connect_to(fd, atoi(late[3]));
     connect_to(fd, atoi(late[3]));
+    close(fd), end();
+
+    begin("disconnected and connected elsewhere, before the first answers");
+    fd = open_socket(SOCK_NONBLOCK);
+    connect_to(fd, atoi(late[4])), disconnect(fd), connect_to(fd, atoi(late[5])), ask(atoi(late[4]));
+    polled(fd, 2000), peer(fd, atoi(late[5])), ask(atoi(late[5])), polled(fd, 8000), error_of(fd);
+    connect_to(fd, atoi(late[5])), connect_to(fd, atoi(late[5])), peer(fd, atoi(late[5]));
     close(fd), end();
 
     begin("signals and a time limit");

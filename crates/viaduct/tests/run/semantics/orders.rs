@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{CHAIN, VIADUCT};
 
 /// Number of listeners with a full backlog that accept connections on request.
-const LATE: usize = 4;
+const LATE: usize = 6;
 
 /// Compiles the connecting program once, and returns its path.
 fn program() -> &'static Path {
