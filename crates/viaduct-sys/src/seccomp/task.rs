@@ -10,14 +10,17 @@ use crate::seccomp::epoll_watches::Epolls;
 /// `PIDFD_THREAD`: the pidfd refers to a thread, not to its process (6.9 and later).
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
-/// A thread of a program. [`Task::duplicate`] uses a pidfd, so it never reaches another process.
-/// The other methods use the thread's ID, which may be reused after the thread's end:
-/// [`Listener::read`](super::Listener::read) and [`Listener::write`](super::Listener::write) check
-/// that the thread still waits.
+/// A thread of a program. [`Task::duplicate`] uses a pidfd, so it never reaches a process that
+/// reuses the thread's ID. If the task is not [exact](Task::is_exact), it reaches the thread's
+/// process also after the thread's end. The other methods use the thread's ID, which may be reused
+/// after the thread's end: [`Listener::read`](super::Listener::read) and
+/// [`Listener::write`](super::Listener::write) check that the thread still waits.
 #[derive(Debug)]
 pub struct Task {
     pid: Pid,
     fd: OwnedFd,
+    /// True if the pidfd refers to a thread, or to a process whose main thread this is.
+    is_exact: bool,
     pub(crate) epolls: Epolls,
 }
 
@@ -26,9 +29,23 @@ impl Task {
     pub fn open(thread: u32) -> io::Result<Task> {
         let pid = i32::try_from(thread).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
-        let fd = pidfd_open(pid, THREAD)
-            .or_else(|_| pidfd_open(process_of(pid), PidfdFlags::empty()))?;
-        Ok(Task { pid, fd, epolls: Epolls::default() })
+        match pidfd_open(pid, THREAD) {
+            Ok(fd) => Ok(Task { pid, fd, is_exact: true, epolls: Epolls::default() }),
+            Err(_) => Task::open_process(pid),
+        }
+    }
+
+    /// Opens a thread by a pidfd of its process, for kernels without `PIDFD_THREAD`.
+    fn open_process(pid: Pid) -> io::Result<Task> {
+        let process = process_of(pid);
+        let fd = pidfd_open(process, PidfdFlags::empty())?;
+        Ok(Task { pid, fd, is_exact: process == pid, epolls: Epolls::default() })
+    }
+
+    /// Returns whether [`Task::duplicate`] fails once the thread's ID may be reused. Otherwise the
+    /// task may be used for a single call only, while the thread waits.
+    pub fn is_exact(&self) -> bool {
+        self.is_exact
     }
 
     /// Duplicates the thread's descriptor `fd`. Errors: the thread has no such descriptor, or
@@ -116,4 +133,17 @@ fn process_of(thread: Pid) -> Pid {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let id = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
     id.and_then(Pid::from_raw).unwrap_or(thread)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pidfd_of_a_process_is_exact_for_its_main_thread_only() {
+        let main = Task::open_process(rustix::process::getpid()).unwrap();
+        // Tests run in threads of their own.
+        let thread = Task::open_process(rustix::thread::gettid()).unwrap();
+        assert_eq!((main.is_exact(), thread.is_exact()), (true, false));
+    }
 }

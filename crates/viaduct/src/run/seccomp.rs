@@ -85,7 +85,8 @@ pub fn start(
 struct Supervisor {
     listener: Arc<Listener>,
     interposition: Arc<Interposition>,
-    /// Threads that have made calls, by thread ID. Operations on an entry fail if its ID is reused.
+    /// Threads that have made calls, by thread ID. Only exact tasks ([`Task::is_exact`]), so that
+    /// operations on an entry fail if its ID is reused.
     tasks: HashMap<u32, Arc<Task>>,
     /// Blocking connects that are not answered yet.
     pending_connects: VecDeque<(Notification, Answer)>,

@@ -131,7 +131,9 @@ impl Supervisor {
             self.tasks.clear();
         }
         let task = Arc::new(Task::open(call.thread).map_err(errno_of)?);
-        self.tasks.insert(call.thread, task.clone());
+        if task.is_exact() {
+            self.tasks.insert(call.thread, task.clone());
+        }
         Ok(task)
     }
 }
