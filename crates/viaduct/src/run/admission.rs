@@ -42,11 +42,19 @@ fn is_trusted(user: u32) -> bool {
 
 /// Returns whether a process of this run has this user ID.
 fn has_process_of(user: u32) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else { return false };
-    processes.flatten().any(|process| {
-        let number = process.file_name().to_str().and_then(|name| name.parse().ok());
-        number.is_some_and(|number| users_of(number).contains(&user) && is_of_this_run(number))
-    })
+    processes().any(|process| users_of(process).contains(&user) && is_of_this_run(process))
+}
+
+/// Returns whether `parent` has a child other than `known`. A child that has ended counts until it
+/// is reaped.
+pub fn has_other_child(parent: u32, known: u32) -> bool {
+    processes().any(|process| process != known && parent_of(process) == Some(parent))
+}
+
+/// IDs of all processes of this host.
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Real, effective, saved and file system user IDs of a process; empty if the process has ended.
@@ -103,7 +111,9 @@ mod tests {
         let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut out, &mut line).unwrap();
         assert!(is_of_this_run(child.id()));
-        assert!(is_of_this_run(line.trim().parse().unwrap()));
+        let grandchild = line.trim().parse().unwrap();
+        assert!(is_of_this_run(grandchild));
+        assert!(has_other_child(child.id(), 0) && !has_other_child(child.id(), grandchild));
         drop(child.stdin.take());
         child.wait().unwrap();
         assert!(!is_of_this_run(1) && !is_of_this_run(0));

@@ -28,6 +28,7 @@ use self::connect::InterposedConnect;
 use self::deadlines::Deadlines;
 use self::sockets::{Addresses, SocketTable};
 use super::Plan;
+use super::admission::has_other_child;
 use super::datagrams;
 use super::names::{self, RemoteNames, target};
 use super::public_listeners::PublicListeners;
@@ -58,8 +59,7 @@ pub struct Interposition {
     pub offload: Option<u64>,
     /// Listeners of programs; `None` if the kernel does all of the chain's work.
     pub public_listeners: Option<Arc<PublicListeners>>,
-    /// Set if no process of the run is left, or if seccomp does not report the end of its last
-    /// process.
+    /// Set once seccomp has reported that no process of the run is left.
     ended: AtomicBool,
     /// Set if seccomp cannot report calls.
     has_no_seccomp: AtomicBool,
@@ -134,16 +134,20 @@ impl Interposition {
         }))
     }
 
-    /// Records that no process of the run is left, or that seccomp does not report the end of its
-    /// last process.
+    /// Records that seccomp has reported that no process of the run is left.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Returns whether [`Interposition::end`] was called. With seccomp this happens when the kernel
-    /// reports that no process of the run is left.
+    /// Returns whether seccomp has reported that no process of the run is left. Without seccomp:
+    /// whether the only child of this process, which adopts orphans, is the holder of a capture
+    /// namespace.
     pub fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        if self.has_seccomp() {
+            return self.ended.load(Ordering::Acquire);
+        }
+        let holder = self.user_udp().map(|user_udp| user_udp.netns.holder);
+        holder.is_some_and(|holder| !has_other_child(std::process::id(), holder))
     }
 
     /// Records that seccomp does not report calls, so that calls missed by the preloaded library

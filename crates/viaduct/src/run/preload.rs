@@ -79,9 +79,6 @@ impl PreloadServer {
             Err(why) => {
                 warn!("static programs can bypass the library: {why}");
                 self.interposition.set_no_seccomp();
-                // Without seccomp the end of the last process is not reported, so the run ends when
-                // the master has no more children.
-                self.interposition.end();
                 let mut command = fresh();
                 self.set_environment(&mut command);
                 Ok(command.spawn()?.id())

@@ -156,6 +156,18 @@ fn a_signal_of_its_program_stops_a_background_job() {
     }
 }
 
+/// Starts a command that cannot use seccomp: `seccomp(2)` fails with `EINVAL`.
+const WITHOUT_SECCOMP: &str = "
+import ctypes, os, platform, struct, sys
+number = {'x86_64': 317, 'aarch64': 277}[platform.machine()]
+lines = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50016), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *line) for line in lines))
+prctl = ctypes.CDLL(None).prctl
+filtered = prctl(22, 2, struct.pack('HP', len(lines), ctypes.addressof(code)))
+if filtered != 0: sys.exit('cannot filter calls')
+os.execvp(sys.argv[1], sys.argv[1:])
+";
+
 #[test]
 fn the_master_lasts_as_long_as_a_daemon_of_its_program() {
     // The daemon listens and connects some time after the program has ended: a master that does not
@@ -172,18 +184,30 @@ a = l.accept()[0]
 a.sendall(b'whole')
 open(sys.argv[1], 'wb').write(c.recv(9))
 ";
-    let of = |via: &'static str| {
+    let of = |(via, before): (&'static str, &'static [&'static str])| {
         thread::spawn(move || {
-            let name = format!("viaduct-daemon-{}-{via}", std::process::id());
+            let name = format!("viaduct-daemon-{}-{via}-{}", std::process::id(), before.len());
             let at = std::env::temp_dir().join(name);
-            let said = output(&[CHAIN, via, "--", "python3", "-c", PROGRAM, at.to_str().unwrap()]);
+            let mut command = Command::new("timeout");
+            command.args(["--signal=KILL", "20"]).args(before).args([VIADUCT, "run", CHAIN, via]);
+            let said = command.args(["--", "python3", "-c", PROGRAM]).arg(&at).output().unwrap();
             assert!(said.status.success(), "{via} {said:?}");
+            let is_without = text(&said.stderr).contains("can bypass the library");
+            assert_eq!(is_without, !before.is_empty(), "{said:?}");
             let heard = || std::fs::read(&at).is_ok_and(|heard| heard == b"whole");
             assert!(within(Duration::from_secs(10), heard), "{via}");
             std::fs::remove_file(&at).unwrap();
         })
     };
-    for of in ["--via=cgroup", "--via=seccomp", "--via=preload"].map(of) {
+    const NONE: &[&str] = &[];
+    for of in [
+        ("--via=cgroup", NONE),
+        ("--via=seccomp", NONE),
+        ("--via=preload", NONE),
+        ("--via=preload", &["python3", "-c", WITHOUT_SECCOMP]),
+    ]
+    .map(of)
+    {
         of.join().unwrap();
     }
 }
