@@ -141,6 +141,9 @@ impl Conn {
         let stream = match self {
             Conn::Tcp(stream) => stream,
             Conn::Loopback(stream, ends) => match ends.refused.get() {
+                // A parent reports only the kernel's timeouts as such. An error with an error
+                // number is passed on unchanged.
+                Some(Failure::TimedOut) => return Err(rustix::io::Errno::TIMEDOUT.into()),
                 Some(&why) => return Err(error_of(why)),
                 None => stream,
             },
@@ -237,5 +240,28 @@ fn unless_blocked(mut what: impl FnMut() -> io::Result<usize>) -> io::Result<Opt
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_parents_timeout_is_the_kernels() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let refused_by = |why| {
+            let ends = ParentConn::of(to);
+            ends.refused.set(why).unwrap();
+            let stream = std::net::TcpStream::connect(to).unwrap();
+            let conn = Conn::Loopback(FlowSocket::from(stream).into(), ends);
+            conn.check_connected().unwrap_err().raw_os_error()
+        };
+        let timed_out = Errno::TIMEDOUT.raw_os_error();
+        assert_eq!(refused_by(Failure::TimedOut), Some(timed_out));
+        assert_eq!(refused_by(Failure::Unreachable), None);
     }
 }
