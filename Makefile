@@ -20,7 +20,7 @@ build:            ## target/release/viaduct, and beside it the preload library
 	cargo build --release --locked -p viaduct -p viaduct-preload
 
 # Clippy runs as the compiler: a separate run before the build would take three minutes more.
-test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+test: export RUSTC_WORKSPACE_WRAPPER := $(CURDIR)/scripts/test-rustc
 test: export RUSTFLAGS := -D warnings
 test:             ## lints, unit and property tests, end-to-end tests in namespaces
 	@scripts/need test
