@@ -191,6 +191,7 @@ impl Worker {
         while let Some((_, started)) = self.acceptor.early.poll_expired(now) {
             self.end(started.key, true);
         }
+        self.runnable.extend(self.flows.pick(Flow::lacks_pipe));
         let Limits { connect, handshake, idle, .. } = self.config.limits;
         let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.times.moved));
         let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);

@@ -1,8 +1,11 @@
 //! Pool of pipes that flows share: an idle flow has none.
 
-use std::io;
-
 use viaduct_sys::socket::splice::Pipe;
+
+use crate::rate_limited::RateLimitedLog;
+
+/// Rate-limited warning about pipes that cannot be created.
+static OUT_OF_PIPES: RateLimitedLog<()> = RateLimitedLog::new(1);
 
 /// Capacity of a large pipe, in bytes. With it, a fast flow needs fewer calls and fewer short
 /// segments per byte.
@@ -31,14 +34,20 @@ impl Pipes {
         Pipes { free: Vec::new(), max_large: MAX_LARGE_PIPES / loops as usize, large: 0 }
     }
 
-    /// Takes an empty pipe.
-    pub fn take(&mut self) -> io::Result<Pipe> {
+    /// Takes an empty pipe. `None` if none is free and none can be created, which is logged.
+    pub fn take(&mut self) -> Option<Pipe> {
         if let Some(pipe) = self.free.pop() {
-            return Ok(pipe);
+            return Some(pipe);
         }
-        let pipe = Pipe::new(if self.large < self.max_large { LARGE_PIPE } else { SMALL_PIPE })?;
+        let pipe = Pipe::new(if self.large < self.max_large { LARGE_PIPE } else { SMALL_PIPE });
+        let pipe = pipe
+            .inspect_err(|error| {
+                let what = "some flows wait: raise ulimit -n or LimitNOFILE=, or lower --flows";
+                OUT_OF_PIPES.warn((), format_args!("cannot create a pipe ({error}); {what}"));
+            })
+            .ok()?;
         self.large += usize::from(is_large(&pipe));
-        Ok(pipe)
+        Some(pipe)
     }
 
     /// Counts a pipe that another process has filled.

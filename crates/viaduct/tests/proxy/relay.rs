@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{set_socket_oobinline, set_tcp_cork};
 use rustix::net::{RecvFlags, recv};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal};
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::split::proxy::{Addresses, emit};
 use viaduct_sys::socket::urgent;
+
+use crate::common::{fill, rest, until};
 
 /// A client and a server, connected through a proxy on the path.
 struct World {
@@ -136,6 +139,22 @@ fn an_urgent_byte_before_the_end_is_not_taken_for_the_end() {
     client.shutdown(Shutdown::Write).unwrap();
     let got = reader.join().unwrap();
     assert!(got == data, "{} of {} bytes", got.len(), data.len());
+}
+
+#[test]
+fn a_flow_for_which_no_pipe_can_be_created_waits() {
+    let World { mut client, mut server, _proxy: mut proxy, chain: _chain } = World::new(&[]);
+    let pid = Pid::from_raw(proxy.process().id().cast_signed());
+    let limit = getrlimit(Resource::Nofile);
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
+    // The proxy has at most one pipe. These bytes occupy it, because the server does not read.
+    let written = fill(&mut client);
+    server.write_all(b"waits").unwrap();
+    until("a warning is logged", || proxy.log().contains("cannot create a pipe"));
+    prlimit(pid, Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    reads(&mut client, b"waits");
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(rest(&mut server).len(), written);
 }
 
 #[test]

@@ -43,6 +43,11 @@ impl Flow {
         full && self.has_client() && !std::mem::replace(&mut self.ends[0].is_room_watched, true)
     }
 
+    /// Returns whether bytes wait for a pipe.
+    pub fn lacks_pipe(&self) -> bool {
+        matches!(&self.middle, Middle::Relay(relay) if relay.lacks_pipe())
+    }
+
     /// Time at which the flow is driven even without an event.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match (&self.state, &self.middle) {

@@ -28,6 +28,8 @@ pub(super) struct Direction {
     ended: bool,
     /// True if the source broke.
     pub(super) broke: bool,
+    /// True if the last read needed a pipe, and none could be created.
+    pub(super) lacks_pipe: bool,
     /// True if the end of stream was sent to the sink.
     pub(super) shut: bool,
     /// True if the source has announced an urgent byte at least once.
@@ -87,6 +89,7 @@ impl Direction {
             let more = !self.broke && !self.ended && self.fill_pipe(from, pipes).unwrap_or(false);
             let waits = self.held();
             match self.empty_pipe(to, pipes, moved) {
+                Ok(true) if self.lacks_pipe => return 1,
                 Ok(true) if more || waits > 0 => {}
                 Ok(false) => return self.held(),
                 Ok(true) | Err(_) => return 0,
@@ -175,10 +178,9 @@ impl Direction {
 
     /// Reads from the source; false if there is nothing now, or no room.
     fn fill_pipe(&mut self, from: &TcpStream, pipes: &mut Pipes) -> io::Result<bool> {
-        let pipe = match &mut self.pipe {
-            Some(pipe) => pipe,
-            none => none.insert(pipes.take()?),
-        };
+        self.pipe = self.pipe.take().or_else(|| pipes.take());
+        self.lacks_pipe = self.pipe.is_none();
+        let Some(pipe) = &mut self.pipe else { return Ok(false) };
         match pipe.fill(from).inspect_err(|_| self.broke = true)? {
             Spliced::Moved(bytes) => {
                 // Fewer bytes than pieces cannot have filled the pipe, so nothing more was

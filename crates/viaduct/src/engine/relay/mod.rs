@@ -81,6 +81,11 @@ impl Relay {
         self.directions[end as usize].ending = true;
     }
 
+    /// Returns whether bytes wait for a pipe.
+    pub fn lacks_pipe(&self) -> bool {
+        self.directions.iter().any(|direction| direction.lacks_pipe)
+    }
+
     /// Returns whether `end` has closed its write side.
     pub fn is_ending(&self, end: End) -> bool {
         self.directions[end as usize].ending
