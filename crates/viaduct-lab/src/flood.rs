@@ -24,7 +24,8 @@ const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
 const EVERY: Duration = Duration::from_millis(1);
 const MAX_PACKETS: u64 = 40_000_000;
-const SYN: u8 = 0x02;
+/// SYN flag of a segment.
+pub const SYN: u8 = 0x02;
 const TCP: u8 = 6;
 
 /// Running flood; stopped when dropped.
@@ -112,7 +113,7 @@ pub(crate) fn syn(from: SocketAddrV4, to: SocketAddrV4, seq: u32) -> Vec<u8> {
 
 /// Returns a TCP segment with these sequence and acknowledgement numbers and flags; the length of
 /// `options` must be a multiple of four.
-pub(crate) fn segment(
+pub fn segment(
     (from, to): (SocketAddrV4, SocketAddrV4),
     (seq, ack): (u32, u32),
     flags: u8,

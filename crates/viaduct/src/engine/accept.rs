@@ -135,12 +135,15 @@ impl Worker {
         now: Instant,
     ) {
         let Some(client) = self.accept_for_origin(client, &tuple, signalled, now) else { return };
+        let target = &self.config.target;
+        let to = target.destination(&tuple, signalled);
+        let by_option = || Some(&client).filter(|_| target.uses_options()).and_then(by_option);
+        let in_syn = signalled.or_else(by_option);
         let mut client = Conn::Tcp(client.into());
-        let to = self.config.target.destination(&tuple, signalled);
-        let begun = match self.started(&tuple, signalled) {
+        let begun = match self.started(&tuple, in_syn) {
             Some(key) => Ok(key),
             None if self.flows.is_full() => Err(Failure::Full),
-            None => self.begin(&client, &tuple, signalled, now),
+            None => self.begin(&tuple, in_syn, now),
         };
         let broken = begun.ok().and_then(|key| self.flows.at(key).broken());
         let key = match (begun, broken) {
@@ -170,11 +173,12 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// Returns the flow that was started for the SYN of `tuple`, if there is one. If the client has
-    /// named other addresses since then (`signalled`), ends that flow and returns `None`.
+    /// Returns the flow that was started for a SYN of `tuple`, if there is one. If that SYN has
+    /// named other addresses than the accepted client (`signalled`), ends the flow and returns
+    /// `None`.
     pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
         let started = self.acceptor.early.handle_accept(tuple)?;
-        if signalled.is_none() || started.signalled == signalled {
+        if started.signalled == signalled {
             return Some(started.key);
         }
         self.end(started.key, true);
@@ -185,14 +189,10 @@ impl Worker {
     /// from `tuple` or `signalled`.
     fn begin(
         &mut self,
-        client: &Conn,
         tuple: &Tuple,
         signalled: Option<Addresses>,
         now: Instant,
     ) -> Result<usize, Failure> {
-        let by_option =
-            || client.tcp().filter(|_| self.config.target.uses_options()).and_then(by_option);
-        let signalled = signalled.or_else(by_option);
         let route = self
             .config
             .target

@@ -2,19 +2,22 @@
 //! or from a preface; and the packets between them.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::shutdown;
+use rustix::net::{AddressFamily, SocketType, bind, connect, shutdown};
 use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::binary::use_binary;
+use viaduct_lab::flood::{SYN, segment};
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::programs::WebServer;
 use viaduct_lab::topology::{Chain, Host, Journal, Node};
 use viaduct_proto::link::LinkConfig;
+use viaduct_proto::split::option;
 use viaduct_proto::split::syn::Syn;
+use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::capture::ring::{Ring, RingConfig};
 
 pub(super) const SERVER: u16 = 9000;
@@ -254,6 +257,39 @@ fn a_transparent_hop_keeps_the_option_for_the_next_hop() {
         assert_eq!(syn.addresses().expect("the option").source.ip(), chain.client().v4());
         peer.join().unwrap();
     }
+}
+
+#[test]
+fn a_forged_option_does_not_divert_a_client_behind_a_transparent_hop() {
+    let chain = chain("delay=1ms");
+    let [first, second] = chain.hops() else { panic!("two hops") };
+    let _second = hop(second, "10.2.0.2:7000", "--expect option,connect");
+    let _first = proxy(first, "--listen [::]:7000 --intercept 10.0.0.0/8");
+    let (from, to) = (SocketAddrV4::new(chain.client().v4(), 40_000), socket("10.2.0.2:7000"));
+    let server = SocketAddrV4::new(chain.server().v4(), SERVER);
+    let SocketAddr::V4(hop) = to else { panic!("an IPv4 address") };
+    let closed = SocketAddrV4::new(*server.ip(), 9);
+    let forged = option::Hop { source: from, destination: closed }.emit();
+    let forged = segment((from, hop), (1, 0), SYN, (&forged, b""));
+    let mut east = Tap::open(first, "east");
+    let send = || RawSockets::open().unwrap().send(&forged, to.ip()).unwrap();
+    chain.client().netns().enter(send).unwrap();
+    east.syn();
+    let peer = echo(chain.server(), (*server.ip()).into());
+    let connected = || {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &from).unwrap();
+        connect(&socket, &hop).unwrap();
+        TcpStream::from(socket)
+    };
+    let mut client = chain.client().netns().enter(connected).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
+    client.write_all(format!("CONNECT {server} HTTP/1.1\r\n\r\nmine").as_bytes()).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    assert!(answer.ends_with(b"mine"), "{answer:?}");
+    peer.join().unwrap();
 }
 
 /// Starts a server that sends its port to each client until the test ends.
