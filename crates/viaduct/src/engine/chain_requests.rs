@@ -78,7 +78,8 @@ impl Worker {
         if spawn.kind == SpawnKind::Accepted {
             chain_io.be_alone();
         }
-        let program = self.programs.listening(key).and_then(|program| program.for_another_flow());
+        let listening = self.programs.listening(key).filter(|_| spawn.kind == SpawnKind::Accepted);
+        let program = listening.and_then(|program| program.for_another_flow());
         // A flow for an application serves the same application as flow `key`.
         let made = made.filter(|_| spawn.kind == SpawnKind::Alone || program.is_some());
         let flow = made.and_then(|(chain_io, goal)| {

@@ -108,8 +108,8 @@ pub trait Program: Debug + Send {
     /// program can be connected.
     fn handlers_wait(&mut self) {}
 
-    /// The same program, for a further flow of this client; `None` if the program accepts only one
-    /// flow.
+    /// The same program, for a further flow of this client; `None` if the program accepts no
+    /// further flow.
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         None
     }

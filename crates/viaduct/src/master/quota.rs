@@ -106,6 +106,25 @@ impl Quota {
     }
 }
 
+/// A guest, which takes permits of a quota.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    quota: Arc<Quota>,
+    user: u32,
+}
+
+impl Guest {
+    /// Returns the guest `user`.
+    pub(super) fn new(quota: &Arc<Quota>, user: u32) -> Guest {
+        Guest { quota: quota.clone(), user }
+    }
+
+    /// Takes a permit like [`Quota::take`].
+    pub(super) fn take(&self, kind: Kind) -> Option<Permit> {
+        self.quota.take(self.user, kind)
+    }
+}
+
 /// Unit of a guest's quota, released when dropped.
 #[derive(Debug)]
 pub(super) struct Permit {

@@ -15,7 +15,7 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::Down;
 
 use super::outbox::Outbox;
-use super::quota::Permit;
+use super::quota::{Guest, Kind, Permit};
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
 
@@ -87,7 +87,7 @@ impl Program for RemoteProgram {
     }
 
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
-        Some(Box::new(FurtherFlow::of(self.channel.clone()?)))
+        FurtherFlow::of(self.channel.clone()?)
     }
 
     fn connect(&mut self, _: &TcpStream) -> io::Result<()> {
@@ -109,6 +109,8 @@ pub(super) struct FlowChannel {
     /// ID of the arrival that created the channel.
     of: u64,
     out: Outbox,
+    /// User of the run, if it is a guest.
+    guest: Option<Guest>,
     /// Pending requests, in the order in which they were sent to the run.
     waiting: Mutex<VecDeque<Arc<Slot>>>,
 }
@@ -118,14 +120,22 @@ pub(super) struct FlowChannel {
 pub(super) struct FlowChannels(HashMap<u64, Weak<FlowChannel>>);
 
 impl FlowChannels {
-    /// Creates the channel of arrival `of`.
-    pub(super) fn add(&mut self, of: u64, out: &Outbox) -> Arc<FlowChannel> {
+    /// Creates the channel of arrival `of`. Further flows to a guest's program need permits.
+    pub(super) fn add(&mut self, of: u64, out: &Outbox, guest: Option<Guest>) -> Arc<FlowChannel> {
         if self.0.len() >= MIN_CHANNELS_CLEANUP && self.0.len().is_power_of_two() {
             self.0.retain(|_, channel| channel.strong_count() > 0);
         }
-        let channel = Arc::new(FlowChannel { of, out: out.clone(), waiting: Mutex::default() });
+        let (out, waiting) = (out.clone(), Mutex::default());
+        let channel = Arc::new(FlowChannel { of, out, guest, waiting });
         self.0.insert(of, Arc::downgrade(&channel));
         channel
+    }
+
+    /// Takes the permit of the oldest pending request of arrival `of`, if a guest has one.
+    pub(super) fn take_permit(&self, of: u64) -> Option<Permit> {
+        let channel = self.0.get(&of).and_then(Weak::upgrade)?;
+        let waiting = channel.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.front()?.state().permit.take()
     }
 
     /// Answers the oldest pending request of arrival `of` for another flow; `remote` is `None` if
@@ -147,6 +157,8 @@ struct Slot(Mutex<SlotState>);
 struct SlotState {
     /// Answer of the run, until taken; `Some(None)` if the run has no socket for another flow.
     result: Option<Option<RemoteProgram>>,
+    /// Permit of a guest's flow, until the answer takes it.
+    permit: Option<Permit>,
     callback: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -176,17 +188,25 @@ impl std::fmt::Debug for Slot {
 #[derive(Debug)]
 struct FurtherFlow {
     channel: Arc<FlowChannel>,
+    /// Permit of a guest's flow, until the request is sent.
+    permit: Option<Permit>,
     slot: Option<Arc<Slot>>,
     remote: Option<RemoteProgram>,
 }
 
 impl FurtherFlow {
-    fn of(channel: Arc<FlowChannel>) -> FurtherFlow {
-        FurtherFlow { channel, slot: None, remote: None }
+    /// Returns another flow of `channel`; `None` if a guest has reached its limit of flows.
+    fn of(channel: Arc<FlowChannel>) -> Option<Box<dyn Program>> {
+        let permit = match &channel.guest {
+            Some(guest) => Some(guest.take(Kind::Flow)?),
+            None => None,
+        };
+        Some(Box::new(FurtherFlow { channel, permit, slot: None, remote: None }))
     }
 
-    fn request(&self) -> io::Result<Arc<Slot>> {
+    fn request(&mut self) -> io::Result<Arc<Slot>> {
         let slot = Arc::<Slot>::default();
+        slot.state().permit = self.permit.take();
         let mut waiting = self.channel.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         self.channel.out.send(Down::Another { id: self.channel.of })?;
         waiting.push_back(slot.clone());
@@ -198,7 +218,10 @@ impl Program for FurtherFlow {
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let slot = match &self.slot {
             Some(slot) => slot.clone(),
-            None => self.slot.insert(self.request()?).clone(),
+            None => {
+                let slot = self.request()?;
+                self.slot.insert(slot).clone()
+            }
         };
         let result = slot.state().result.take();
         let remote = result.ok_or(io::ErrorKind::WouldBlock)?.ok_or(io::ErrorKind::NotConnected)?;
@@ -217,11 +240,46 @@ impl Program for FurtherFlow {
     }
 
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
-        Some(Box::new(FurtherFlow::of(self.channel.clone())))
+        FurtherFlow::of(self.channel.clone())
     }
 
     fn connect(&mut self, bound_socket: &TcpStream) -> io::Result<()> {
         let remote = self.remote.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         Program::connect(remote, bound_socket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::master::quota::{Limits, Quota};
+
+    #[test]
+    fn further_flows_to_a_guest_need_permits_before_the_guest_answers() {
+        let limits = Limits::new(80, 8, 8, Some(2), None);
+        let quota = Quota::new(limits, Arc::new(AtomicU64::new(0)));
+        let guest = Guest::new(&quota, 1);
+        let (ours, _run) = UnixStream::pair().unwrap();
+        let out = Outbox::start(Arc::new(ours.into()), ()).unwrap();
+        let mut channels = FlowChannels::default();
+        let channel = channels.add(7, &out, Some(guest.clone()));
+        let further = || FurtherFlow::of(channel.clone());
+        let mut flows = [further().unwrap(), further().unwrap()];
+        assert!(further().is_none(), "the guest has two flows");
+        let requested = flows[0].take_socket().unwrap_err();
+        assert_eq!(requested.kind(), io::ErrorKind::WouldBlock);
+        drop(flows);
+        // The requested flow keeps its permit until the run has answered.
+        let permit = guest.take(Kind::Flow).unwrap();
+        assert!(further().is_none());
+        channels.fill(7, None);
+        assert!(further().is_some());
+        drop(permit);
+        let mut answered = further().unwrap();
+        answered.take_socket().unwrap_err();
+        assert!(channels.take_permit(7).is_some() && channels.take_permit(7).is_none());
     }
 }

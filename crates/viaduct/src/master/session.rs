@@ -32,7 +32,7 @@ use viaduct_sys::socket::tcp::{self, Mirrored};
 
 use super::carrier::Carrier;
 use super::outbox::{Outbox, RunLender};
-use super::quota::{Kind, Permit, Quota};
+use super::quota::{Guest, Kind, Permit, Quota};
 use super::remote::{FlowChannels, RemoteProgram};
 use super::{creation_error, netns_inode, remove_stale_socket, send_answer};
 use crate::engine::flow_socket::{FlowSocket, Lender};
@@ -146,7 +146,8 @@ fn start_session(
 struct Session<'a> {
     socket: Arc<OwnedFd>,
     user: u32,
-    is_guest: bool,
+    /// The user, if it is a guest.
+    guest: Option<Guest>,
     shared: &'a Service,
     out: Outbox,
 }
@@ -169,13 +170,13 @@ impl Session<'_> {
         if !accepts_hello(&socket, shared) {
             return None;
         }
-        let is_guest = permit.is_some();
+        let guest = permit.is_some().then(|| Guest::new(&shared.quota, user));
         let out = Outbox::start(socket.clone(), permit).ok()?;
-        match is_guest {
-            true => debug!(user, "a run has joined"),
-            false => info!("a run has joined"),
+        match guest {
+            Some(_) => debug!(user, "a run has joined"),
+            None => info!("a run has joined"),
         }
-        Some(Session { socket, user, is_guest, shared, out })
+        Some(Session { socket, user, guest, shared, out })
     }
 
     /// Processes the records of the run until the run disconnects. Returns the reason if the run
@@ -226,7 +227,7 @@ impl Session<'_> {
             return None;
         }
         if let Up::Call { id, to, .. } = up
-            && self.is_guest
+            && self.guest.is_some()
             && self.shared.welcome.rules.fate(Transport::Tcp, to) != Fate::Divert
         {
             // The rules do not select this flow: a correct run lets the flow connect directly, or
@@ -234,7 +235,7 @@ impl Session<'_> {
             let _ = self.out.send(Down::Refuse { id, why: Failure::Denied });
             return Some(());
         }
-        let Some(grants) = self.grant(&up) else {
+        let Some(grants) = self.grant(&up, channels) else {
             let user = self.user;
             let what = "has reached its limit of flows (--user-flows, --user-calls)";
             REFUSED.warn(user, format_args!("user {user} {what}"));
@@ -261,18 +262,18 @@ impl Session<'_> {
                 remote.call = grants.call;
                 let requested = Mirrored(options);
                 // Options of a guest are not trusted: those that need privileges are dropped.
-                let mirrored =
-                    if self.is_guest || lent { requested.unprivileged() } else { requested };
+                let is_guest = self.guest.is_some();
+                let mirrored = if is_guest || lent { requested.unprivileged() } else { requested };
                 // A guest's claim to a bound address is not trusted: this process may have
                 // privileges that the guest lacks.
-                let is_bound = is_bound && !self.is_guest;
+                let is_bound = is_bound && !is_guest;
                 let (to, held) = (to.into(), Box::new(remote));
                 carrier.call(Call { to, source, is_bound, mirrored, held });
             }
             Up::Arrival { id, client, own, .. } => {
                 let (stream, bound_socket) = (sockets.next()??, sockets.next()??);
                 let mut program = Box::new(RemoteProgram::new(id, bound_socket, &self.out));
-                program.channel = Some(channels.add(id, &self.out));
+                program.channel = Some(channels.add(id, &self.out, self.guest.clone()));
                 carrier.arrive(Arrival { stream, client, own, handlers: None, program });
             }
             Up::Another { id, of } => {
@@ -286,23 +287,27 @@ impl Session<'_> {
     /// Takes the permits that a guest needs for a record, and creates the `Lender` that closes
     /// sockets of which other processes may have duplicates; `None` if the guest has reached a
     /// limit.
-    fn grant(&self, up: &Up) -> Option<Grants> {
+    fn grant(&self, up: &Up, channels: &FlowChannels) -> Option<Grants> {
         let mut grants = Grants { lender: None, call: None };
         let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });
-        if !self.is_guest {
+        let Some(guest) = &self.guest else {
             if let Up::Call { lent: true, .. } | Up::Arrival { lent: true, .. } = up {
                 grants.lender = Some(lender(None));
             }
             return Some(grants);
-        }
+        };
         if matches!(up, Up::NoOther { .. }) {
             return Some(grants);
         }
-        let take = |kind| self.shared.quota.take(self.user, kind);
         if matches!(up, Up::Call { .. }) {
-            grants.call = Some(take(Kind::Call)?);
+            grants.call = Some(guest.take(Kind::Call)?);
         }
-        let permit = Arc::new(take(Kind::Flow)?);
+        // A requested further flow has its permit already.
+        let requested = match up {
+            Up::Another { of, .. } => channels.take_permit(*of),
+            _ => None,
+        };
+        let permit = Arc::new(requested.or_else(|| guest.take(Kind::Flow))?);
         grants.lender = Some(lender(Some(permit)));
         Some(grants)
     }
