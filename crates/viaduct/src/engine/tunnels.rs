@@ -71,17 +71,21 @@ impl Worker {
         let tunnels = self.upstream.tunnels.as_ref();
         if !tunnels.is_some_and(|of| of.may_be_client(&peer, source)) {
             debug!("{client} is not a client of the peer {peer}");
-            self.stats.refused.denied += 1;
-            flow.set_broken(Failure::Denied);
-            return self.log_end(&flow, now);
+            return self.refuse_stream(flow, Failure::Denied, now);
         }
         if self.flows.is_full() {
-            self.stats.refused.full += 1;
-            flow.set_broken(Failure::Full);
-            return self.log_end(&flow, now);
+            return self.refuse_stream(flow, Failure::Full, now);
         }
         if let Some(key) = self.flows.insert(flow) {
             self.open(key, to, source, now);
         }
+    }
+
+    /// Refuses a stream; the peer gets the reason.
+    fn refuse_stream(&mut self, mut flow: Flow, why: Failure, now: Instant) {
+        self.stats.refused.count(why);
+        flow.set_broken(why);
+        flow.reset();
+        self.log_end(&flow, now);
     }
 }

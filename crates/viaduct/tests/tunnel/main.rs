@@ -47,14 +47,19 @@ impl World {
     /// Builds the world. `link` is between the ends of the tunnel, and `both` are options of both
     /// ends.
     fn new(link: &str, both: &str) -> World {
+        World::with(link, [both, both])
+    }
+
+    /// Builds the world with options of the near end, and of the far end.
+    fn with(link: &str, [near, far]: [&str; 2]) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
-        let near: LinkConfig = "delay=1ms".parse().unwrap();
-        let links = [near.clone(), link.parse().unwrap(), near];
+        let short: LinkConfig = "delay=1ms".parse().unwrap();
+        let links = [short.clone(), link.parse().unwrap(), short];
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
         let keys = Scratch::new().unwrap();
-        let far = proxy(&chain.hops()[1], &format!("{FAR} {both}"), &keys, [2, 1]);
-        let near = "--listen [::]:7000 --intercept 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100";
-        let near = proxy(&chain.hops()[0], &format!("{near} {both}"), &keys, [1, 2]);
+        let far = proxy(&chain.hops()[1], &format!("{FAR} {far}"), &keys, [2, 1]);
+        let path = "--listen [::]:7000 --intercept 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100";
+        let near = proxy(&chain.hops()[0], &format!("{path} {near}"), &keys, [1, 2]);
         World { near, far, keys, chain }
     }
 
@@ -193,6 +198,17 @@ fn resets_and_refusals_are_resets_at_the_other_end() {
         reset(client);
         ends_by_reset(server, "the client resets");
     }
+}
+
+#[test]
+fn a_full_far_end_is_unreachable() {
+    let world = World::with("delay=1ms", ["--accept after-connect", "--flows 1"]);
+    let listener = world.listen(world.addresses()[0]);
+    let _open = world.pair(&listener);
+    let to = listener.local_addr().unwrap();
+    let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5));
+    let error = world.chain.client().netns().enter(connect).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::HostUnreachable, "{error}");
 }
 
 /// Returns the rate in Mb/s of iperf3 from the client to `to`; the iperf3 server is on the server.
