@@ -149,7 +149,9 @@ impl Worker {
         let mut server = Conn::of(stream, client, own);
         let plan = self.config.policies.plan(client.ip(), own);
         let accepts = plan.accepts.then(|| plan.clone());
-        let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
+        // A stopping proxy still serves clients whose handshake has begun.
+        let ends = self.deadline.is_some() && !plan.accepts;
+        let why = match (plan.deny, self.flows.is_full() || ends) {
             (true, _) => Some(Failure::Denied),
             (_, true) => Some(self.full()),
             _ => None,

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
@@ -186,6 +187,32 @@ fn flows_that_handlers_accept_are_counted_limited_and_logged_like_all_others() {
         let found = json!([line["status"], line["received"], line["sent"]]);
         assert_eq!(found, json!([status, received, sent]), "{line}");
     }
+}
+
+#[test]
+fn a_stopping_proxy_serves_clients_that_handlers_accept() {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let links = ["delay=300ms", "delay=1ms"].map(|link| link.parse::<LinkConfig>().unwrap());
+    let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
+    let to = SocketAddr::new(chain.server().v4().into(), 9000);
+    let policy = "[[policy]]\nside = 'accept'\nhandlers = ['count']\n";
+    let lines = format!("listen = '10.1.0.2:7000'\nto = '{to}'\n{policy}");
+    let mut proxy = Proxy::configured(&chain.hops()[0], &lines).unwrap();
+    let listener = chain.server().netns().enter(|| listen(to)).unwrap();
+    let connect = || thread::spawn(|| TcpStream::connect("10.1.0.2:7000").unwrap());
+    let client = chain.client().netns().enter(connect).unwrap();
+    let sockets = || std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    common::until("the handshake has begun", || {
+        chain.hops()[0].netns().enter(sockets).unwrap().contains(" 03 ")
+    });
+    kill_process(Pid::from_child(proxy.process()), Signal::TERM).unwrap();
+    let client = client.join().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let accepted = || listener.accept().ok();
+    let (server, _) = common::within_some(Duration::from_secs(10), accepted).expect("a flow");
+    server.set_nonblocking(false).unwrap();
+    common::there_and_back(client, server, b"served");
+    assert!(proxy.process().wait().unwrap().success());
 }
 
 #[test]
