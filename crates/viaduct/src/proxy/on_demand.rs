@@ -16,7 +16,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -140,23 +140,26 @@ impl OnDemandParent {
                 return Ok(());
             }
             let begun = Instant::now();
-            let mut proxy = self.start(&[])?;
-            info!(pid = proxy.id(), "started");
-            let pid = Pid::from_child(&proxy);
-            let ended = pidfd_open(pid, PidfdFlags::empty())?;
-            if self.wait_or_signal(&[&ended], None, Some(pid)) == Woken::Signal {
-                return self.drain(proxy, pid, &ended);
-            }
-            let status = proxy.wait()?;
-            if status.success() {
-                pause = Duration::ZERO;
-                continue;
-            }
+            let failure = match self.start_watched() {
+                Ok((mut proxy, ended)) => {
+                    let pid = Pid::from_child(&proxy);
+                    if self.wait_or_signal(&[&ended], None, Some(pid)) == Woken::Signal {
+                        return self.drain(proxy, pid, &ended);
+                    }
+                    let status = proxy.wait()?;
+                    if status.success() {
+                        pause = Duration::ZERO;
+                        continue;
+                    }
+                    anyhow!("the proxy failed: {status}")
+                }
+                Err(error) => error,
+            };
             if begun.elapsed() > MIN_UPTIME {
                 pause = Duration::ZERO;
             }
             pause = (pause * 2).clamp(RESTART_DELAY, MAX_RESTART_DELAY);
-            warn!("the proxy failed: {status}; the next proxy starts on demand, after {pause:?}");
+            warn!("{failure:#}; the next proxy starts on demand, after {pause:?}");
             // The SYNs that the proxy held would otherwise never get a verdict.
             if let SynSource::Queue(queue) = &self.listen_set.syns {
                 queue.reset().context("cannot reset the queue of SYNs")?;
@@ -234,6 +237,15 @@ impl OnDemandParent {
             }
         }
         notify(Phase::Ready);
+    }
+
+    /// Starts a proxy. Returns it with a descriptor that is readable once the proxy has ended.
+    fn start_watched(&self) -> Result<(Process, OwnedFd)> {
+        let proxy = self.start(&[])?;
+        let ended = pidfd_open(Pid::from_child(&proxy), PidfdFlags::empty())
+            .context("cannot watch a proxy")?;
+        info!(pid = proxy.id(), "started");
+        Ok((proxy, ended))
     }
 
     /// Starts a proxy with the same listeners and the additional arguments `more`.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
@@ -286,6 +286,20 @@ fn on_demand_sigterm_lets_flows_end() {
     assert!(matches!(parent.process().try_wait(), Ok(None)), "a flow is open");
     drop((client, server));
     parent.process().wait().unwrap();
+}
+
+#[test]
+fn on_demand_a_proxy_that_cannot_be_started_is_started_later() {
+    let world = World::new("delay=1ms");
+    let listener = world.listen(world.server().ip());
+    let mut parent = world.explicit(world.server(), &["--on-demand"]);
+    let pid = Pid::from_raw(parent.process().id().cast_signed());
+    let limit = getrlimit(Resource::Nofile);
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
+    let mut client = world.connect(AT.parse().unwrap()).unwrap();
+    until("a warning is logged", || parent.log().contains("cannot start a proxy"));
+    prlimit(pid, Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    echo(&mut client, &listener);
 }
 
 #[test]
