@@ -103,11 +103,12 @@ impl Worker {
         let flow = self.flows.at(key);
         let is_new = flow.becomes_established();
         if is_new {
-            let took = now.since(flow.times.begun);
+            let (took, is_counted) = (now.since(flow.times.begun), flow.times.is_counted);
             answer(flow);
             flow.accept_client();
             match self.programs.has_listening(key) {
                 true => self.connect_program(key),
+                false if is_counted => {}
                 false => self.stats.hop(self.flows.at(key).outbound()).took(now, took),
             }
             self.measure(key, now);

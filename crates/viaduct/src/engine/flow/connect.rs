@@ -115,6 +115,7 @@ impl Flow {
         let opened = Opened { conn, preface_out: server.preface_out };
         self.set_server(Begun { opened, middle, pending_negotiation: None, route }, now);
         self.times.begun = begun;
+        self.times.is_counted = !matches!(state, State::Connecting(_) | State::Connected);
         self.state = match state {
             State::Connecting(pending_negotiation) => State::Connecting(pending_negotiation),
             // This flow's client has not been notified yet.
@@ -201,5 +202,31 @@ impl Flow {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::relay::Relay;
+
+    #[test]
+    fn the_time_to_connect_is_counted_once_for_an_adopted_connection() {
+        for established in [false, true] {
+            let source = SocketAddr::from(([127, 0, 0, 1], 1));
+            let opened = Opened { conn: Conn::Pending, preface_out: Vec::new() };
+            let route = Route::straight(&Arc::default(), source, source.into());
+            let middle = Middle::Relay(Relay::default());
+            let begun = Begun { opened, middle, pending_negotiation: None, route };
+            let mut early = Flow::new(begun, source, Instant::ZERO);
+            early.set_connected();
+            assert!(!established || early.becomes_established());
+            let mut flow = Flow::with_client(Conn::Pending, source, Instant::ZERO);
+            flow.adopt(early, Instant::ZERO);
+            assert!(flow.becomes_established(), "this flow's client is notified");
+            assert_eq!(flow.times.is_counted, established);
+        }
     }
 }

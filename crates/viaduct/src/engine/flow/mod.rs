@@ -110,6 +110,9 @@ pub struct Flow {
 pub struct Times {
     /// Start of the connection to the server.
     pub begun: Instant,
+    /// True if the time that the server took to answer was counted for another flow, from which
+    /// this flow has adopted the connection.
+    pub is_counted: bool,
     /// Last transfer, or the start.
     pub moved: Instant,
     /// Last liveness check.

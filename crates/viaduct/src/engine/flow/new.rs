@@ -88,7 +88,7 @@ impl Flow {
             is_reset_on_close: false,
             mirrored: Mirrored::default(),
             account: Account::new(now),
-            times: Times { begun: now, moved: now, checked: None, alarm: None },
+            times: Times { begun: now, is_counted: false, moved: now, checked: None, alarm: None },
         }
     }
 }
