@@ -130,7 +130,9 @@ impl Worker {
     pub(super) fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("cannot connect to {} for {}: {error}", flow.destination(), flow.source());
-        self.stats.hop(flow.outbound()).failed(time(), &error.to_string());
+        if flow.is_routed() {
+            self.stats.hop(flow.outbound()).failed(time(), &error.to_string());
+        }
         if let Some(hop) = flow.outbound().hop() {
             self.config.policies.health.suspect(hop);
         }

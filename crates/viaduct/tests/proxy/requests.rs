@@ -233,6 +233,22 @@ fn bytes_that_arrive_with_the_request_are_counted() {
 }
 
 #[test]
+fn a_client_that_requests_nothing_is_not_a_failed_connect() {
+    let world = World::new();
+    let any = "--allow-from 0.0.0.0/0 --allow-to 0.0.0.0/0";
+    let options = format!("--listen 10.1.0.2:7000 --expect connect --connect-timeout 1s {any}");
+    let proxy = Proxy::start(world.near(), &words(&options)).unwrap();
+    let mut client = world.connect("10.1.0.2:7000");
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut said = Vec::new();
+    // The refusal may be a reset.
+    let _ = client.read_to_end(&mut said);
+    let status = rules::status(&proxy);
+    assert_eq!(status["counters"]["refused"]["timed_out"], 1, "{status}");
+    assert_eq!(status["counters"]["hops"], serde_json::json!([]), "{status}");
+}
+
+#[test]
 fn the_unspecified_address_does_not_bypass_rules_for_local_addresses() {
     let world = World::new();
     // Services on loopback, which only the proxy's own machine may reach.

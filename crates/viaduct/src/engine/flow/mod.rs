@@ -257,6 +257,12 @@ impl Flow {
         route.from.map(|from| SocketAddr::new(from.ip(), 0))
     }
 
+    /// Returns whether a connection to the server was begun, or is begun once the handlers accept
+    /// the flow.
+    pub fn is_routed(&self) -> bool {
+        self.route.is_some() || self.accepts.is_some()
+    }
+
     /// Outbound in use.
     pub fn outbound(&self) -> &OutboundSpec {
         self.route.as_ref().map_or(&OutboundSpec::Direct, Route::outbound)
