@@ -29,7 +29,7 @@ use viaduct_sys::socket::tcp::TcpOptions;
 use crate::access_log::AccessLogArgs;
 use crate::engine::config::EngineConfig;
 use crate::engine::destination::Target;
-use crate::engine::outbound::OutboundSpec;
+use crate::engine::outbound::{HopSignaller, OutboundSpec};
 use crate::engine::policy::{Plan, Policies};
 use crate::engine::trickles::TricklesTarget;
 use crate::text;
@@ -130,7 +130,7 @@ impl Settings {
         })
     }
 
-    /// Refuses changes that need a restart.
+    /// Refuses changes that need a restart, and policies whose options in SYNs cannot be written.
     pub fn check_change(&self, new: &Settings) -> Result<()> {
         let buffers = |of: &EngineConfig| (of.options.receive_buffer, of.options.send_buffer);
         let has_all = |old: &EngineConfig, new: &EngineConfig| {
@@ -160,7 +160,7 @@ impl Settings {
         ];
         match fixed.iter().find(|(_, same)| !same) {
             Some((key, _)) => bail!("{key}: has changed; that needs a restart"),
-            None => Ok(()),
+            None => HopSignaller::check(other.hop_signalling, &other.policies),
         }
     }
 }

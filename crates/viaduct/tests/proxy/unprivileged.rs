@@ -51,3 +51,31 @@ fn without_privilege_flows_are_forwarded_late_with_a_warning() {
     assert!(!asked.wait().unwrap().success());
     assert!(said.contains("cannot watch for SYNs: run as root, or add --forward late"), "{said}");
 }
+
+#[test]
+fn a_reload_that_requires_options_without_privilege_changes_nothing() {
+    let user = UnprivilegedUser::new("options");
+    std::fs::create_dir(user.at("user")).unwrap();
+    user.give(&user.at("user"));
+    let (config, port) = (user.at("user/proxy.toml"), free_port());
+    let head = format!("[proxy]\nlisten = '127.0.0.1:{port}'\nto = '127.0.0.1:1'\n");
+    std::fs::write(&config, &head).unwrap();
+    let mut command = user.command("timeout");
+    command.args(["--signal=KILL", "60"]).arg(user.viaduct()).args(["proxy", "--config"]);
+    command.arg(&config).env_remove("VIADUCT_RUN_DIR").env("XDG_RUNTIME_DIR", user.at("user"));
+    let mut running = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(running.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(log.any(|line| line.contains(" up ")));
+    let policy = "[[policy]]\nnext = '127.0.0.1:2'\ntell = 'option'\n";
+    std::fs::write(&config, head + policy).unwrap();
+    let signal = |name: &str| {
+        let pid = running.id().to_string();
+        assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
+    };
+    signal("-HUP");
+    let ends = ["nothing has changed", "the config was read again"];
+    let said = log.find(|line| ends.iter().any(|end| line.contains(end))).unwrap();
+    assert!(said.contains(ends[0]) && said.contains("cannot write TCP options"), "{said}");
+    signal("-TERM");
+    running.wait().unwrap();
+}

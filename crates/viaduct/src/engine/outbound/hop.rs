@@ -48,14 +48,22 @@ impl HopSignaller {
         HopSignaller { form, program: OnceLock::new() }
     }
 
+    /// Checks that options can be written, if `policies` require them. Errors: they cannot.
+    pub fn check(form: Option<HopSignalling>, policies: &Policies) -> Result<()> {
+        let signaller = HopSignaller::new(form);
+        if signaller.requires_options(policies) { signaller.prepare(policies) } else { Ok(()) }
+    }
+
+    fn requires_options(&self, policies: &Policies) -> bool {
+        policies.tells().any(|tell| tell.or(self.form) == Some(HopSignalling::Option))
+    }
+
     /// Prepares signalling for the hops of `policies`. Errors: options are configured and cannot be
     /// written. Flows then use the data of the SYN.
     pub fn prepare(&self, policies: &Policies) -> Result<()> {
-        let forms: Vec<_> = policies.tells().map(|tell| tell.or(self.form)).collect();
-        let wanted =
-            |form: &Option<HopSignalling>| matches!(form, None | Some(HopSignalling::Option));
-        let is_required = forms.contains(&Some(HopSignalling::Option));
-        if forms.iter().any(wanted) && self.program().is_none() && is_required {
+        let mut forms = policies.tells().map(|tell| tell.or(self.form));
+        let is_wanted = forms.any(|form| matches!(form, None | Some(HopSignalling::Option)));
+        if is_wanted && self.program().is_none() && self.requires_options(policies) {
             bail!(
                 "tell: cannot write TCP options, see the log; --tell proxy-tfo works without them"
             );
