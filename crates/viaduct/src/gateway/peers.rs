@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use viaduct_proto::health::State;
-use viaduct_proto::repair::control::{self, Regime};
+use viaduct_proto::repair::control::Regime;
 use viaduct_proto::repair::health::Health;
 use viaduct_proto::repair::{Cause, PeerFacts, Transport};
 use viaduct_proto::time::Instant as Now;
@@ -19,14 +19,20 @@ const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// States of the peers.
 #[derive(Debug, Default)]
 pub struct PeerStates {
-    /// Health of each peer, and the time of its first check.
-    health: HashMap<String, (Instant, Health)>,
+    known: HashMap<String, Known>,
     states: Vec<(String, State)>,
-    logged: HashMap<String, String>,
-    /// Last logged transport by peer.
-    transports: HashMap<String, Transport>,
-    /// Last logged regime of repairs by peer.
-    regimes: HashMap<String, Regime>,
+}
+
+/// State of one peer since its first check.
+#[derive(Debug)]
+struct Known {
+    since: Instant,
+    health: Health,
+    /// State at the last check, and as it was logged, without its numbers.
+    state: Option<State>,
+    logged: Option<String>,
+    transport: Transport,
+    regime: Regime,
 }
 
 impl PeerStates {
@@ -45,71 +51,90 @@ impl PeerStates {
         trouble: Option<&str>,
         tls: &TlsTunnels,
     ) {
-        let nothing = Default::default();
         self.states.clear();
         for (name, stats) in &seen.peers {
-            let facts = details.facts.get(name).unwrap_or(&nothing);
-            let first = || (Instant::now(), Health::default());
-            let (_, health) = self.health.entry(name.clone()).or_insert_with(first);
-            let mut state = health.look(now, stats, facts, trouble);
+            let facts = details.facts.get(name);
+            let known = match self.known.get_mut(name) {
+                Some(known) => known,
+                None => self.known.entry(name.clone()).or_default(),
+            };
+            let nothing = PeerFacts::default();
+            let mut state = known.health.look(now, stats, facts.unwrap_or(&nothing), trouble);
             if trouble.is_none() {
-                state = tls.judge(name, state, facts);
+                state = tls.judge(name, state, facts.unwrap_or(&nothing));
             }
+            if let Some(facts) = facts {
+                known.log_transport(name, facts);
+                known.log_regime(name, facts);
+            }
+            known.log_state(name, &state, tls);
             self.states.push((name.clone(), state));
-            if let Some(facts) = details.facts.get(name) {
-                self.log_transport(name, facts);
-            }
-            if let Some(control) = facts.control {
-                self.log_regime(name, &control);
-            }
         }
-        self.log_changes(tls);
-        let peers: HashSet<&String> = seen.peers.iter().map(|(name, _)| name).collect();
-        self.health.retain(|name, _| peers.contains(name));
-        self.transports.retain(|name, _| peers.contains(name));
-        self.regimes.retain(|name, _| peers.contains(name));
-        self.logged.retain(|name, _| peers.contains(name));
+        if self.known.len() > seen.peers.len() {
+            let peers: HashSet<&String> = seen.peers.iter().map(|(name, _)| name).collect();
+            self.known.retain(|name, _| peers.contains(name));
+        }
     }
+}
 
+impl Default for Known {
+    fn default() -> Self {
+        Known {
+            since: Instant::now(),
+            health: Health::default(),
+            state: None,
+            logged: None,
+            transport: Transport::default(),
+            regime: Regime::default(),
+        }
+    }
+}
+
+impl Known {
     /// Logs a change of the transport of datagrams for `peer`.
     fn log_transport(&mut self, peer: &str, facts: &PeerFacts) {
         let PeerFacts { transport, cause, .. } = facts;
-        let before = self.transports.insert(peer.to_owned(), *transport).unwrap_or_default();
+        let before = std::mem::replace(&mut self.transport, *transport);
         if before != *transport && *cause != Cause::Config {
             info!(peer, "datagrams are sent by {transport}: {cause}");
         }
     }
 
     /// Logs a change of the regime of repairs for `peer`, with its overhead.
-    fn log_regime(&mut self, peer: &str, control: &control::State) {
-        let before = self.regimes.insert(peer.to_owned(), control.regime);
-        if before.unwrap_or_default() != control.regime {
+    fn log_regime(&mut self, peer: &str, facts: &PeerFacts) {
+        let Some(control) = &facts.control else { return };
+        if std::mem::replace(&mut self.regime, control.regime) != control.regime {
             let overhead = format!("{:.1} %", 100.0 * control.overhead);
             info!(peer, overhead, "repairs: {}", control.regime);
         }
     }
 
-    fn log_changes(&mut self, tls: &TlsTunnels) {
-        for (peer, state) in &self.states {
-            let first = self.health.get(peer);
-            let is_early = first.is_some_and(|(since, _)| since.elapsed() < FIRST_ANSWER);
-            let before = self.logged.get(peer);
-            let kind = kind(state);
-            if before == Some(&kind) || (is_early && before.is_none() && !state.is_up()) {
-                continue;
-            }
-            match state {
-                State::Up if tls.is_forced(peer) => {
-                    info!(peer, "up: split connections go through a tunnel over TLS, no repairs");
-                }
-                State::Up if before.is_none() => {
-                    info!(peer, "session up: packets for the peer are protected");
-                }
-                State::Up => info!(peer, "up again: packets for the peer are protected"),
-                _ => warn!(peer, "{state}"),
-            }
-            self.logged.insert(peer.clone(), kind);
+    /// Logs a change of the state of `peer`.
+    fn log_state(&mut self, peer: &str, state: &State, tls: &TlsTunnels) {
+        let is_early = self.since.elapsed() < FIRST_ANSWER;
+        if is_early && self.logged.is_none() && !state.is_up() {
+            return;
         }
+        // With thousands of peers that are down, their texts would take most of the check's time.
+        if self.logged.is_some() && self.state.as_ref() == Some(state) {
+            return;
+        }
+        self.state = Some(state.clone());
+        let kind = kind(state);
+        if self.logged.as_ref() == Some(&kind) {
+            return;
+        }
+        match state {
+            State::Up if tls.is_forced(peer) => {
+                info!(peer, "up: split connections go through a tunnel over TLS, no repairs");
+            }
+            State::Up if self.logged.is_none() => {
+                info!(peer, "session up: packets for the peer are protected");
+            }
+            State::Up => info!(peer, "up again: packets for the peer are protected"),
+            _ => warn!(peer, "{state}"),
+        }
+        self.logged = Some(kind);
     }
 }
 
@@ -140,7 +165,7 @@ mod tests {
         assert!(states.get()[0].1.to_string().starts_with("down: wan0 is down"));
         let seen = Snapshot { peers: vec![peer("a", true)], ..Default::default() };
         states.update(Now::ZERO, &seen, &details, None, &tls);
-        assert_eq!((states.get().len(), states.health.len()), (1, 1));
+        assert_eq!((states.get().len(), states.known.len()), (1, 1));
     }
 
     #[test]

@@ -202,6 +202,11 @@ impl Published {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
+    /// Counters of the shell.
+    pub fn shell(&self) -> Shell {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.shell
+    }
+
     /// Age of the snapshot. The worker publishes ten times a second.
     pub fn age(&self) -> Duration {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).1.elapsed()

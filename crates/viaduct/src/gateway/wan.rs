@@ -113,7 +113,7 @@ impl Control {
     /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be
     /// called once a second: an attempt fails while the routes of the WAN are not back yet.
     pub(super) async fn follow_wan(&mut self, system: &mut System) {
-        if !self.wan.is_stale(self.workers.snapshot().shell.wan_falls) {
+        if !self.wan.is_stale(self.workers.wan_falls()) {
             if std::mem::take(&mut self.wan.is_unverified) && !system.is_in_force(&self.site) {
                 self.wan.set_stale();
             }

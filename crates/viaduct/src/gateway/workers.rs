@@ -263,15 +263,23 @@ impl Workers {
 
     /// Details of all workers together.
     pub fn details(&self) -> Details {
-        let mut all = Details::default();
-        for (published, is_dead) in self.published.iter().zip(&self.is_dead) {
+        let all = self.published.iter().zip(&self.is_dead).map(|(published, is_dead)| {
             let mut more = published.details();
             if *is_dead {
                 more.facts.clear();
             }
+            more
+        });
+        let all = all.reduce(|mut all, more| {
             all.merge(more);
-        }
-        all
+            all
+        });
+        all.unwrap_or_default()
+    }
+
+    /// Highest number of times that a worker has seen the WAN interface go down.
+    pub fn wan_falls(&self) -> u64 {
+        self.published.iter().map(|of| of.shell().wan_falls).max().unwrap_or_default()
     }
 
     /// Age of the oldest counters among the workers that are alive.
