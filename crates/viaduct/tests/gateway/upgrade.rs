@@ -205,6 +205,12 @@ fn child_of(pid: i32) -> Option<u32> {
     all.split_whitespace().next()?.parse().ok()
 }
 
+/// Returns whether a process has ended, even if its parent has not reaped it.
+fn has_ended(pid: u32) -> bool {
+    let state = fs::read_to_string(format!("/proc/{pid}/stat"));
+    state.map_or(true, |state| state.contains(") Z "))
+}
+
 #[test]
 fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
     let mut world = world((1500, 1500), "rate=100M,delay=5ms,loss=2%");
@@ -217,9 +223,12 @@ fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
     let gateways = world.gateways().unwrap();
     let child = || child_of(old.as_raw_nonzero().get());
     eventually(&gateways.a, "the new process starts", || child().is_some());
+    let new = child().unwrap();
     thread::sleep(Duration::from_millis(700));
     gateways.a.kill().unwrap();
     assert!(upgrading.join().unwrap().is_err());
+    // Until then, it holds the sockets.
+    eventually(&gateways.a, "the new process ends", || has_ended(new));
     gateways.a.start().unwrap();
     gateways.wait_until_up().unwrap();
     assert!(lost_pings(&world, false, 100) <= 6);
