@@ -82,6 +82,11 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 /// Opens the status socket `path`, and creates its directory. Must be called in a runtime. Errors:
 /// a service of this name is running, or the socket cannot be created.
 pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
+    open_with_mode(path, SOCKET_MODE)
+}
+
+/// Opens the status socket `path` as [`open`] does, with another mode.
+pub fn open_with_mode(path: &Path, mode: u32) -> Result<(UnixListener, Name)> {
     // The lock serializes services that start at the same time.
     let _lock = DirLock::around(path)
         .with_context(|| format!("run-dir: cannot lock the directory of {}", path.display()))?;
@@ -90,7 +95,7 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     let bound = UnixListener::bind(path);
     let listener =
         bound.with_context(|| format!("cannot open the status socket {}", path.display()))?;
-    set_mode(path)?;
+    set_mode(path, mode)?;
     Ok((listener, Name::of(path)))
 }
 
@@ -136,13 +141,14 @@ pub fn beside<L>(
     let bound = bind(&temporary);
     let listener =
         bound.with_context(|| format!("cannot open the socket {}", temporary.display()))?;
-    set_mode(&temporary)?;
+    set_mode(&temporary, SOCKET_MODE)?;
     Ok((listener, Unpublished { temporary: Name::of(&temporary), path: path.to_owned() }))
 }
 
 /// Sets the mode and group of a socket that this process has created. If another user owns the
-/// directory, that user may have replaced the socket with a link, which is not followed.
-fn set_mode(path: &Path) -> Result<()> {
+/// directory, that user may have replaced the socket with a link, which is not followed. Errors:
+/// `path` is not a socket of this user, or its mode cannot be set.
+pub fn set_mode(path: &Path, mode: u32) -> Result<()> {
     let set = || -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let socket = rustix::fs::open(path, flags, Mode::empty())?;
@@ -160,7 +166,7 @@ fn set_mode(path: &Path) -> Result<()> {
             let _ = chownat(&socket, "", None, Some(group), AtFlags::EMPTY_PATH);
         }
         let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());
-        fs::set_permissions(opened, fs::Permissions::from_mode(SOCKET_MODE))
+        fs::set_permissions(opened, fs::Permissions::from_mode(mode))
     };
     set().with_context(|| format!("cannot set the mode of {}", path.display()))
 }
@@ -194,5 +200,35 @@ pub fn check_free(socket: &Path) -> Result<()> {
             socket.display()
         ),
         Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("viaduct-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn the_mode_of_a_link_is_not_set() {
+        let dir = directory("socket-mode");
+        let (path, file, link) = (dir.join("a.sock"), dir.join("file"), dir.join("link"));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let _listener = UnixListener::bind(&path).unwrap();
+        set_mode(&path, 0o666).unwrap();
+        assert_eq!(mode(&path), 0o666);
+        fs::write(&file, "").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        symlink(&file, &link).unwrap();
+        assert!(set_mode(&link, 0o666).is_err() && set_mode(&file, 0o666).is_err());
+        assert_eq!(mode(&file), 0o600);
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -8,11 +8,9 @@
 //! treats these sockets as lent ([`crate::engine::flow_socket`]). Sockets that a nested master
 //! forwards for its own guests are also lent.
 
-use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -38,7 +36,7 @@ use super::{creation_error, netns_inode, remove_stale_socket, send_answer};
 use crate::engine::flow_socket::{FlowSocket, Lender};
 use crate::engine::wrapped::{Arrival, Call};
 use crate::rate_limited::RateLimitedLog;
-use crate::status_socket::Name;
+use crate::status_socket::{Name, set_mode};
 
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -70,7 +68,7 @@ impl RunListener {
         let listener = seqpacket::listen(&path.to_string_lossy());
         let listener = listener.map_err(|error| creation_error(path, &error))?;
         let mode = if all_users { 0o666 } else { 0o600 };
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        set_mode(path, mode)?;
         Ok((RunListener { listener, all_users }, Name::of(path)))
     }
 

@@ -2,7 +2,6 @@
 //! that have sent [`FOLLOW`].
 
 use std::collections::HashMap;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -35,8 +34,7 @@ impl TableSocket {
     /// Opens the socket at `path`. All users of this machine may read it, because the table is not
     /// secret. Errors: another process serves a socket at `path`, or the socket cannot be created.
     pub fn open(path: &Path) -> Result<TableSocket> {
-        let (listener, name) = status_socket::open(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        let (listener, name) = status_socket::open_with_mode(path, 0o666)?;
         let permits = Arc::new(Semaphore::new(MAX_CLIENTS));
         let (line, users) = (watch::Sender::default(), Mutex::default());
         Ok(TableSocket { listener, _name: name, line, permits, users })
