@@ -10,15 +10,22 @@ use std::{fs, io};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, chownat, fstat, stat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{getegid, geteuid};
 use rustix::thread::Gid;
 use serde::Serialize;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
+use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 use viaduct_sys::process::dir_lock::DirLock;
 
 /// Time within which a client of the status socket must read the status.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of clients of other users than root and the service's, which read a status at the
+/// same time.
+const MAX_CLIENTS: usize = 32;
+/// Permits of these clients.
+static CLIENTS: Semaphore = Semaphore::const_new(MAX_CLIENTS);
 /// Mode of the socket: the service's user and group may read the status.
 const SOCKET_MODE: u32 = 0o660;
 /// Time within which a process that takes over the service must replace the socket.
@@ -182,25 +189,54 @@ pub async fn accept(listener: &UnixListener) -> tokio::net::UnixStream {
     }
 }
 
-/// Sends the status as one JSON object, and closes the connection.
+/// Sends the status as one JSON object, and closes the connection. Clients of other users than root
+/// and the service's get no status while [`MAX_CLIENTS`] of them are reading.
 pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Result<()> {
+    let user = client.peer_cred().ok().map(|of| of.uid());
+    let Ok(permit) = admit(user) else { return Ok(()) };
     let text = serde_json::to_vec(status)?;
-    tokio::spawn(tokio::time::timeout(READ_TIMEOUT, async move { client.write_all(&text).await }));
+    tokio::spawn(async move {
+        let _ = tokio::time::timeout(READ_TIMEOUT, client.write_all(&text)).await;
+        drop(permit);
+    });
     Ok(())
+}
+
+/// Returns the permit of a client of this user; `None` if it needs none.
+fn admit(user: Option<u32>) -> Result<Option<SemaphorePermit<'static>>, TryAcquireError> {
+    let is_trusted = user.is_some_and(|user| [0, geteuid().as_raw()].contains(&user));
+    if is_trusted { Ok(None) } else { CLIENTS.try_acquire().map(Some) }
+}
+
+/// Connects to the status socket `path`. Errors: nothing listens there, or the queue of a service
+/// that hangs is full ([`io::ErrorKind::WouldBlock`]).
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    // A blocking connect would wait for a place in the queue.
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Checks that no service accepts connections at `socket`, because [`open`] would replace its
 /// socket. The file of a killed service remains, but refuses connections. Errors: a service
 /// accepts.
 pub fn check_free(socket: &Path) -> Result<()> {
-    match UnixStream::connect(socket) {
-        Ok(_) => bail!(
-            "{}: a service of this name runs, or still drains its flows: wait until it has ended, \
-             or give this service another name or run-dir",
-            socket.display()
-        ),
-        Err(_) => Ok(()),
+    if !is_served(socket) {
+        return Ok(());
     }
+    bail!(
+        "{}: a service of this name runs, or still drains its flows: wait until it has ended, or \
+         give this service another name or run-dir",
+        socket.display()
+    )
+}
+
+/// Returns whether a service listens at `socket`. Does not wait for a service that hangs.
+pub fn is_served(socket: &Path) -> bool {
+    connect(socket).map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |_| true)
 }
 
 #[cfg(test)]
@@ -214,6 +250,31 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("viaduct-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         dir
+    }
+
+    #[test]
+    fn a_service_that_hangs_is_noticed_at_once() {
+        let dir = directory("hung");
+        let path = dir.join("a.sock");
+        check_free(&path).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _queued = UnixStream::connect(&path).unwrap();
+        assert!(check_free(&path).unwrap_err().to_string().contains("of this name runs"));
+        drop(listener);
+        check_free(&path).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn clients_of_other_users_are_limited() {
+        let other = || admit(Some(geteuid().as_raw() + 1));
+        let held: Vec<_> = (0..MAX_CLIENTS).map(|_| other().unwrap()).collect();
+        assert!(other().is_err() && admit(None).is_err());
+        assert!(admit(Some(0)).unwrap().is_none());
+        assert!(admit(Some(geteuid().as_raw())).unwrap().is_none());
+        drop(held);
+        assert!(other().is_ok());
     }
 
     #[test]

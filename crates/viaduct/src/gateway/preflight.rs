@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
-use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
@@ -15,6 +14,7 @@ use viaduct_sys::route::mtu::{RouteError, RouteMtu};
 use super::config::Config;
 use crate::capabilities;
 use crate::run_dir::running;
+use crate::status_socket::is_served;
 
 /// Maximum number of prefixes whose routes are checked for a warning: each check takes some
 /// milliseconds.
@@ -153,7 +153,7 @@ pub fn check_addresses(config: &Config) -> Result<()> {
 /// Listeners of the config whose port is in use on this machine. Empty if a gateway of this name
 /// runs, because that gateway uses these ports.
 pub fn ports_in_use(config: &Config) -> Vec<String> {
-    if UnixStream::connect(running(config.socket())).is_ok() {
+    if is_served(&running(config.socket())) {
         return Vec::new();
     }
     let taken = |error: Option<std::io::Error>| {

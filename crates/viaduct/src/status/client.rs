@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read as _};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, panic, thread};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use viaduct_proto::overlay::Table;
@@ -25,6 +23,7 @@ use crate::gateway::status::Status;
 use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::ServeStatus;
 use crate::spray::status::SprayStatus;
+use crate::status_socket;
 
 /// Time within which the complete answer must arrive, longer than any service takes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -134,14 +133,7 @@ impl From<io::Error> for Unread {
 /// No service answers, or its answer is not of this version.
 pub fn read(path: &Path) -> Result<ServiceStatus, Unread> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    let socket = socket.map_err(io::Error::from)?;
-    // A blocking connect would wait for a place in the queue of a service that hangs.
-    let to = SocketAddrUnix::new(path).map_err(io::Error::from)?;
-    connect(&socket, &to).map_err(io::Error::from)?;
-    let mut stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
+    let mut stream = status_socket::connect(path)?;
     // Half-closing tells an overlay node that no request follows.
     stream.shutdown(Shutdown::Write)?;
     let (mut text, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
@@ -237,7 +229,7 @@ fn sockets_in(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 mod tests {
     use super::*;
     use std::io::Write as _;
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
     fn every_service_of_a_directory_has_its_status_or_a_reason() {
