@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -18,8 +18,8 @@ use crate::value_parser::destination;
 
 /// Time within which an endpoint must answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum length of an answer in bytes.
-const MAX_ANSWER: u64 = 1 << 20;
+/// Maximum length of an answer in bytes: more than a list of 100,000 members needs.
+pub const MAX_ANSWER: u64 = 64 << 20;
 
 /// Key in etcd, or common prefix of several keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,9 +160,17 @@ async fn post<T: DeserializeOwned>(endpoint: SocketAddr, what: &str, body: &str)
     );
     let mut stream = TcpStream::connect(endpoint).await?;
     stream.write_all(request.as_bytes()).await?;
+    parsed(&read_to_end(stream, MAX_ANSWER).await?)
+}
+
+/// Reads until the end of `stream`. Errors: there are more than `max` bytes.
+async fn read_to_end(stream: impl AsyncRead + Unpin, max: u64) -> Result<Vec<u8>> {
     let mut answer = Vec::new();
-    stream.take(MAX_ANSWER).read_to_end(&mut answer).await?;
-    parsed(&answer)
+    stream.take(max + 1).read_to_end(&mut answer).await?;
+    if answer.len() as u64 > max {
+        bail!("the answer is longer than {max} bytes");
+    }
+    Ok(answer)
 }
 
 /// Parses the body of an HTTP answer.
@@ -197,6 +205,13 @@ mod tests {
         for wrong in ["127.0.0.1:2379", "127.0.0.1:2379/", "localhost:2379/a", "/a"] {
             assert!(wrong.parse::<Etcd>().is_err(), "{wrong}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_longer_answer_is_not_cut() {
+        assert_eq!(read_to_end(&b"1234"[..], 4).await.unwrap(), b"1234");
+        let error = read_to_end(&b"12345"[..], 4).await.unwrap_err().to_string();
+        assert!(error.contains("longer than 4 bytes"), "{error}");
     }
 
     #[test]
