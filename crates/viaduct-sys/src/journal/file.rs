@@ -1,8 +1,8 @@
 //! The journal as a file.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,7 +58,8 @@ pub(super) fn remove_temporary(path: &Path) {
 }
 
 /// Replaces a file atomically: after a power failure the file has either the old or the new bytes.
-/// Each writer has a temporary file of its own.
+/// Each writer has a temporary file of its own. Another user may own the directory: links are not
+/// followed. All users can read the file, whatever the umask is.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     // A service may run with a umask that lets its group write, so that the group can use its
     // sockets. The group must not be able to write this file: the next start would not trust it.
@@ -85,8 +86,35 @@ fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn write_and_rename(new: &Path, path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let mut file = File::options().write(true).create(true).truncate(true).mode(mode).open(new)?;
+    // A killed process with this process ID may have left the file.
+    let _ = fs::remove_file(new);
+    let mut file = File::options().write(true).create_new(true).mode(mode).open(new)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_link_in_place_of_the_temporary_file_is_not_followed() {
+        let dir = std::env::temp_dir().join(format!("viaduct-replaced-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (path, new, other) = (dir.join("list"), dir.join("list.1-0.new"), dir.join("other"));
+        fs::write(&other, "other").unwrap();
+        symlink(&other, &new).unwrap();
+        write_and_rename(&new, &path, b"text", 0o644).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "other");
+        assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
+        // The usual umask would remove the right of others to write.
+        write_and_rename(&new, &path, b"text", 0o666).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -38,6 +38,7 @@ pub use self::error::JournalError;
 use self::file::{Journal, read, remove_temporary};
 pub use self::file::{replace_file, replace_secret_file};
 use self::owner::{Owner, eventually, lock_instance};
+pub use self::trust::read_unlinked;
 use crate::capture::offload::OffloadState;
 use crate::nft::intercept::Intercept;
 use crate::nft::mss_clamp::MssClamp;

@@ -27,9 +27,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, JournalError> {
             Err(error) => return Err(failed(error)),
         }
     }
-    // A symbolic link is not followed, and opening a pipe does not block.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = match File::options().read(true).custom_flags(flags).open(path) {
+    let file = match open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
@@ -44,6 +42,30 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, JournalError> {
         Ok(0..=MAX_BYTES) => Ok(Some(bytes)),
         _ => Err(untrusted("it is larger than any journal")),
     }
+}
+
+/// Opens a file for reading. A symbolic link is not followed, and opening a pipe does not block.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
+/// Reads a file in a directory that may belong to another user. Errors: the file is a link, is not
+/// a regular file, or has more than `max` bytes; or it cannot be read.
+pub fn read_unlinked(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+    let file = open(path)?;
+    let found = file.metadata()?;
+    // An open file that has just been replaced has no name left.
+    if !found.is_file() || found.nlink() > 1 {
+        return Err(invalid("it is a link, or not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        return Err(invalid("it is too large"));
+    }
+    Ok(bytes)
 }
 
 fn own() -> u32 {
@@ -107,6 +129,26 @@ mod tests {
         // As in /tmp: other users cannot replace the file.
         mode(&place, 0o1777);
         assert!(read(&path).unwrap().is_some());
+        fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn only_a_regular_file_with_one_name_is_read() {
+        let place = std::env::temp_dir().join(format!("viaduct-unlinked-{}", std::process::id()));
+        fs::create_dir_all(&place).unwrap();
+        let (path, link) = (place.join("list"), place.join("link"));
+        fs::write(&path, "text").unwrap();
+        assert_eq!(read_unlinked(&path, 4).unwrap(), b"text");
+        assert!(read_unlinked(&path, 3).is_err() && read_unlinked(&place, 4).is_err());
+        symlink(&path, &link).unwrap();
+        assert!(read_unlinked(&link, 4).is_err());
+        fs::remove_file(&link).unwrap();
+        fs::hard_link(&path, &link).unwrap();
+        assert!(read_unlinked(&path, 4).is_err());
+        let mode = rustix::fs::Mode::RUSR;
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, place.join("pipe"), fifo, mode, 0).unwrap();
+        assert!(read_unlinked(&place.join("pipe"), 4).is_err());
         fs::remove_dir_all(&place).unwrap();
     }
 

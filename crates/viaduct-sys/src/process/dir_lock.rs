@@ -33,7 +33,9 @@ impl DirLock {
     pub fn take(directory: &Path) -> io::Result<DirLock> {
         let path = file_in(directory);
         let mut open = OpenOptions::new();
-        open.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        // The directory's owner may have put a link or a pipe in place of the file.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        open.write(true).create(true).mode(0o600).custom_flags(flags);
         let until = Instant::now() + HOLD_TIMEOUT;
         loop {
             let file = open.open(&path)?;
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_on_the_directory_itself_does_not_conflict_and_the_lock_file_is_private() {
+    fn the_lock_file_is_private_and_other_files_and_locks_block_nothing() {
         use std::os::unix::fs::PermissionsExt as _;
         let path = std::env::temp_dir().join(format!("viaduct-locked-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
@@ -117,6 +119,10 @@ mod tests {
         let mode = std::fs::metadata(file_in(&path)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(lock);
-        std::fs::remove_dir(path).unwrap();
+        // Opening a pipe without a reader would block.
+        let (cwd, fifo) = (rustix::fs::CWD, rustix::fs::FileType::Fifo);
+        rustix::fs::mknodat(cwd, file_in(&path), fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        assert!(DirLock::take(&path).is_err());
+        std::fs::remove_dir_all(path).unwrap();
     }
 }

@@ -22,11 +22,11 @@ use anyhow::{Context as _, Result};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::{info, warn};
-use viaduct_sys::journal::replace_secret_file;
+use viaduct_sys::journal::{read_unlinked, replace_secret_file};
 use viaduct_trickles::SharedRotation;
 
 use super::status::ReplicasStatus;
-use crate::etcd::Etcd;
+use crate::etcd::{Etcd, MAX_ANSWER};
 use crate::{key, root_secrets};
 
 /// Interval at which a file is checked for changes.
@@ -89,7 +89,9 @@ impl Replicas {
             (Ok(text), _) => (text, None),
             (Err(error), Source::File(_)) => return Err(error),
             (Err(error), Source::Etcd(_)) => {
-                let Ok(text) = fs::read_to_string(&copy) else {
+                // The directory may belong to another user.
+                let read = read_unlinked(&copy, MAX_ANSWER).ok();
+                let Some(text) = read.and_then(|bytes| String::from_utf8(bytes).ok()) else {
                     return Err(error.context("cannot read the secrets, and there is no copy"));
                 };
                 let fault = format!("cannot read {source} ({error:#}); its copy is used");
