@@ -154,6 +154,16 @@ pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int
     Ok(value)
 }
 
+/// Opens a pidfd of the peer of a Unix socket. Errors: `ENOPROTOOPT` on Linux before 6.5; the peer
+/// has ended.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// Socket option, the same on all architectures for which `libc` lacks it.
+    const SO_PEERPIDFD: c_int = 77;
+    let fd: c_int = getsockopt(socket, libc::SOL_SOCKET, SO_PEERPIDFD)?;
+    // SAFETY: the kernel has just opened the descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Returns whether the next byte of a TCP socket is the urgent byte.
 pub(crate) fn at_mark(fd: BorrowedFd<'_>) -> io::Result<bool> {
     /// Request number, the same on all architectures for which `libc` lacks it.

@@ -11,6 +11,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::os;
 
@@ -41,7 +42,7 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// User and process of a peer when it connected.
+/// User and process of a peer when it connected, or when it began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Effective user ID.
@@ -56,9 +57,31 @@ pub struct Peer {
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
+    let peer = peer(socket.as_fd())?;
+    Ok((socket, peer))
+}
+
+fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     // rustix is not used, because it rejects the process ID 0.
-    let of: libc::ucred = os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
-    Ok((socket, Peer { user: of.uid, process: of.pid.cast_unsigned() }))
+    let of: libc::ucred = os::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    Ok(Peer { user: of.uid, process: of.pid.cast_unsigned() })
+}
+
+/// Returns the user of the process that listens at the other end of `socket`, a connected Unix
+/// socket of any type, and a pidfd of the process. Errors: the process has ended, or is outside
+/// this PID namespace.
+pub fn listener(socket: BorrowedFd<'_>) -> io::Result<(u32, OwnedFd)> {
+    let peer = peer(socket)?;
+    let pid = Pid::from_raw(peer.process.cast_signed()).ok_or(io::ErrorKind::NotFound)?;
+    let pidfd = match os::peer_pidfd(socket) {
+        // On Linux before 6.5, the ID may be that of a later process if the listener has ended and
+        // another process has inherited its socket.
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            pidfd_open(pid, PidfdFlags::empty())?
+        }
+        opened => opened?,
+    };
+    Ok((peer.user, pidfd))
 }
 
 /// Connects to `name`. Errors: no process listens at `name`.

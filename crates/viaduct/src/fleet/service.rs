@@ -3,17 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read as _;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 use viaduct_sys::journal::replace_file;
+use viaduct_sys::socket::seqpacket;
 
 use super::FleetArgs;
 use super::config_file::{compose, members};
@@ -24,13 +24,12 @@ use crate::key;
 use crate::notify::{Phase, notify};
 use crate::run_dir::running;
 use crate::signals::{SignalStreams, Signals, either};
+use crate::status_socket;
 
 /// Interval of reads from etcd, and of renewals of the lease.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time after which etcd no longer lists a host that does not renew its lease.
 const LEASE: Duration = Duration::from_secs(30);
-/// Time within which a gateway must send its status.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// State of the process.
 struct Fleet<'a> {
@@ -181,24 +180,49 @@ fn parse(entry: &Entry) -> Option<(MemberId, toml::Table)> {
     Some(((site.to_owned(), name.to_owned()), entry.value.parse().ok()?))
 }
 
-/// The part of a gateway's status that is used here.
-#[derive(Deserialize)]
-struct Running {
-    pid: u32,
-}
-
 /// Makes the gateway with this status socket reload its config.
 fn reload(socket: &Path) -> Result<()> {
-    let mut stream = UnixStream::connect(socket).context(socket.display().to_string())?;
-    stream.set_read_timeout(Some(STATUS_TIMEOUT))?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let running: Running = serde_json::from_str(&text)?;
-    let pid = Pid::from_raw(running.pid.cast_signed())
-        .context("the gateway's status has no process ID")?;
-    Ok(kill_process(pid, Signal::HUP)?)
+    let gateway = gateway(socket).with_context(|| socket.display().to_string())?;
+    Ok(pidfd_send_signal(gateway, Signal::HUP)?)
+}
+
+/// Returns a pidfd of the process that listens at `socket`. Another user may own the directory, so
+/// nothing that the process sends is trusted. Errors: no process of the directory's owner listens
+/// there.
+fn gateway(socket: &Path) -> Result<OwnedFd> {
+    let directory = socket.parent().context("the socket has no directory")?;
+    let owner = fs::metadata(directory)?.uid();
+    let (user, process) = seqpacket::listener(status_socket::connect(socket)?.as_fd())?;
+    ensure!(user == owner, "a process of user {user} listens, but the directory is of {owner}");
+    Ok(process)
 }
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::fs::chown;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn only_a_process_of_the_directorys_owner_is_signalled() {
+        let dir = std::env::temp_dir().join(format!("viaduct-reloaded-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("oslo.sock");
+        assert!(gateway(&path).is_err());
+        let _listener = UnixListener::bind(&path).unwrap();
+        let found = gateway(&path).unwrap();
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", found.as_raw_fd())).unwrap();
+        assert!(info.contains(&format!("Pid:\t{}\n", std::process::id())), "{info}");
+        if rustix::process::geteuid().is_root() {
+            chown(&dir, Some(65_534), None).unwrap();
+            assert!(gateway(&path).unwrap_err().to_string().contains("of user 0"));
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

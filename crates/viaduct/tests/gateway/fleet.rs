@@ -1,9 +1,7 @@
 //! `viaduct fleet` with a real etcd.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -91,14 +89,14 @@ fn boxes_find_each_other_by_etcd_and_keep_their_configs_if_it_is_gone_or_empty()
     until("a reload is tried", || members[0].log().contains("cannot make the gateway reload"));
 
     // A gateway that starts later gets SIGHUP once. The signal ends the process that takes the
-    // gateway's place here.
-    let mut gateway = Command::new("sleep").arg("60").spawn().unwrap();
-    let socket = UnixListener::bind(members[0].dir.join("s1.sock")).unwrap();
-    let status = format!("{{\"pid\":{}}}", gateway.id());
-    socket.accept().unwrap().0.write_all(status.as_bytes()).unwrap();
+    // gateway's place here, whose status is not read.
+    let listen = "import socket, sys, time; s = socket.socket(socket.AF_UNIX); \
+                  s.bind(sys.argv[1]); s.listen(); time.sleep(60)";
+    let mut gateway = Command::new("python3");
+    gateway.args(["-c", listen]).arg(members[0].dir.join("s1.sock"));
+    let mut gateway = Process::spawn(gateway).unwrap();
     assert_eq!(gateway.wait().unwrap().signal(), Some(1));
     until("the reload is logged", || members[0].log().contains("the gateway reloads"));
-    drop(socket);
 
     // Deleted entries are registered again.
     etcd.delete_all("viaduct/");
