@@ -1,12 +1,13 @@
-//! Status socket of a service, and the exclusive ownership of its name.
+//! Status socket of a service, the exclusive ownership of its name, and reads of a status.
 
+use std::io::{self, Read as _};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, thread};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, chownat, fstat, stat};
@@ -14,6 +15,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use rustix::process::{getegid, geteuid};
 use rustix::thread::Gid;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
@@ -218,6 +221,47 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream)
+}
+
+/// Reads the status at the socket `path`, of at most `max` bytes. Errors: those of [`connect`];
+/// [`io::ErrorKind::TimedOut`] if the complete status has not arrived within `limit`, is longer, or
+/// is empty.
+pub fn read(path: &Path, max: usize, limit: Duration) -> io::Result<Vec<u8>> {
+    let deadline = Instant::now() + limit;
+    let mut stream = connect(path)?;
+    // Half-closing tells an overlay node that no request follows.
+    stream.shutdown(Shutdown::Write)?;
+    let (mut text, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || text.len() > max {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut buffer)? {
+            0 if text.is_empty() => return Err(io::ErrorKind::TimedOut.into()),
+            0 => return Ok(text),
+            length => text.extend_from_slice(&buffer[..length]),
+        }
+    }
+}
+
+/// Parses a status. Control characters in its texts are replaced: another user's service, or a name
+/// that a service has received from elsewhere, must not control the terminal.
+pub fn parse<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
+    let mut value = serde_json::from_slice(text)?;
+    replace_controls(&mut value);
+    serde_json::from_value(value)
+}
+
+fn replace_controls(value: &mut Value) {
+    let is_control = |c: char| c.is_control() && c != '\n';
+    match value {
+        Value::String(text) if text.contains(is_control) => *text = text.replace(is_control, "?"),
+        Value::Array(values) => values.iter_mut().for_each(replace_controls),
+        Value::Object(values) => values.values_mut().for_each(replace_controls),
+        _ => {}
+    }
 }
 
 /// Checks that no service accepts connections at `socket`, because [`open`] would replace its

@@ -1,14 +1,12 @@
 //! Access to the status of running services.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read as _};
-use std::net::Shutdown;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, panic, thread};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use viaduct_proto::overlay::Table;
 
 use super::agent_page::AgentPage;
@@ -132,41 +130,8 @@ impl From<io::Error> for Unread {
 /// # Errors
 /// No service answers, or its answer is not of this version.
 pub fn read(path: &Path) -> Result<ServiceStatus, Unread> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
-    let mut stream = status_socket::connect(path)?;
-    // Half-closing tells an overlay node that no request follows.
-    stream.shutdown(Shutdown::Write)?;
-    let (mut text, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || text.len() > MAX_ANSWER {
-            return Err(Unread::Silent);
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut buffer)? {
-            0 if text.is_empty() => return Err(Unread::Silent),
-            0 => return parse(&text).map_err(Unread::Unknown),
-            length => text.extend_from_slice(&buffer[..length]),
-        }
-    }
-}
-
-/// Parses a status. Control characters in its texts are replaced: another user's service, or a name
-/// that a service has received from elsewhere, must not control the terminal.
-fn parse(text: &[u8]) -> serde_json::Result<ServiceStatus> {
-    let mut value = serde_json::from_slice(text)?;
-    replace_controls(&mut value);
-    serde_json::from_value(value)
-}
-
-fn replace_controls(value: &mut Value) {
-    let is_control = |c: char| c.is_control() && c != '\n';
-    match value {
-        Value::String(text) if text.contains(is_control) => *text = text.replace(is_control, "?"),
-        Value::Array(values) => values.iter_mut().for_each(replace_controls),
-        Value::Object(values) => values.values_mut().for_each(replace_controls),
-        _ => {}
-    }
+    let text = status_socket::read(path, MAX_ANSWER, ANSWER_TIMEOUT)?;
+    status_socket::parse(&text).map_err(Unread::Unknown)
 }
 
 /// Reads the status of each service in these directories.
