@@ -2,72 +2,107 @@
 //! the service runs.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Read as _};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime};
+use std::{fs, thread};
 
 use anyhow::{Context as _, Result, bail};
-use viaduct_sys::journal::replace_file;
+use tracing::warn;
+use viaduct_sys::journal::{read_unlinked, replace_file};
 use viaduct_sys::process::dir_lock::DirLock;
 
 use super::ReplicaArgs;
-use super::status::SprayStatus;
+use super::status::{ReplicaStatus, SprayStatus};
 use crate::run_dir::running;
+use crate::status_socket;
 
-/// Time within which a service must read a changed list.
-const READ_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval between queries of the status until the service has read the list.
+/// Time within which a service must apply a changed list.
+const APPLY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval between queries of the status until the service has applied the list.
 const POLL: Duration = Duration::from_millis(20);
+/// Maximum length of a status in bytes.
+const MAX_STATUS: usize = 1 << 20;
+/// Maximum length of a list in bytes.
+const MAX_LIST: u64 = 1 << 20;
 
 /// List of drained replicas, one name a line.
 #[derive(Debug)]
 pub struct DrainList {
     path: PathBuf,
+    /// Modification time and length of the file that was read; `None` if there was no file.
     read: Option<(SystemTime, u64)>,
     names: BTreeSet<String>,
+    /// Reason why the file cannot be read; `None` if `names` is its content.
+    fault: Option<String>,
 }
 
 impl DrainList {
     /// Reads the list of the service `name`, which is empty if there is no file.
     pub fn open(run_dir: &Path, name: &str) -> DrainList {
-        let path = run_dir.join(format!("spray-{name}.drain"));
-        let mut list = DrainList { path, read: None, names: BTreeSet::new() };
+        let path = path(run_dir, name);
+        let mut list = DrainList { path, read: None, names: BTreeSet::new(), fault: None };
         list.reload();
         list
     }
 
-    /// Reads the file again if it has changed; returns whether the names have changed.
+    /// Reads the file again if it has changed; returns whether the names have changed. A file that
+    /// cannot be read changes nothing.
     pub fn reload(&mut self) -> bool {
-        let meta = fs::metadata(&self.path);
+        let meta = fs::symlink_metadata(&self.path);
         let stamp = meta.ok().and_then(|meta| Some((meta.modified().ok()?, meta.len())));
-        if stamp == self.read {
+        if stamp == self.read && self.fault.is_none() {
             return false;
         }
-        self.read = stamp;
-        let names = read(&self.path);
-        std::mem::replace(&mut self.names, names) != self.names
+        match read(&self.path) {
+            Ok(names) => {
+                (self.read, self.fault) = (stamp, None);
+                std::mem::replace(&mut self.names, names) != self.names
+            }
+            Err(error) => {
+                let fault = format!(
+                    "the drained replicas stay as they are, because {} cannot be read: {error}",
+                    self.path.display()
+                );
+                if self.fault.as_ref() != Some(&fault) {
+                    warn!("{fault}");
+                }
+                self.fault = Some(fault);
+                false
+            }
+        }
     }
 
     /// Returns whether a replica is drained.
     pub fn has(&self, replica: &str) -> bool {
         self.names.contains(replica)
     }
+
+    /// Reason why the list cannot be read; `None` if it was read.
+    pub fn fault(&self) -> Option<&String> {
+        self.fault.as_ref()
+    }
 }
 
-fn read(path: &Path) -> BTreeSet<String> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
+fn path(run_dir: &Path, name: &str) -> PathBuf {
+    run_dir.join(format!("spray-{name}.drain"))
+}
+
+/// Reads a list, which is empty if there is no file. The directory may belong to another user.
+fn read(path: &Path) -> io::Result<BTreeSet<String>> {
+    let bytes = match read_unlinked(path, MAX_LIST) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+        read => read?,
+    };
+    let text = String::from_utf8(bytes).map_err(|_| ErrorKind::InvalidData)?;
+    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
 /// Drains or resumes replicas of a running service, and waits until the service has done so.
 ///
 /// # Errors
-/// The service does not run, has no such replica, or does not read the list in time; the list
-/// cannot be written; or a replica to be resumed is drained in the config.
+/// The service does not run, has no such replica, or does not apply the list in time; the list
+/// cannot be read or written; or a replica to be resumed is drained in the config.
 pub fn change(args: &ReplicaArgs, drain: bool) -> Result<()> {
     let socket = running(args.run_dir.path().join(format!("spray-{}.sock", args.name)));
     let run_dir = socket.parent().unwrap_or(Path::new("."));
@@ -78,53 +113,48 @@ pub fn change(args: &ReplicaArgs, drain: bool) -> Result<()> {
             bail!("there is no replica {replica}; there are {}", known.join(", "));
         }
     }
-    let mut list = DrainList::open(run_dir, &args.name);
-    {
-        let _lock = DirLock::around(&list.path)?;
-        list.names = read(&list.path);
-        for replica in &args.replicas {
-            match drain {
-                true => list.names.insert(replica.clone()),
-                false => list.names.remove(replica),
-            };
-        }
-        let text: String = list.names.iter().map(|name| format!("{name}\n")).collect();
-        let written = replace_file(&list.path, text.as_bytes());
-        written.with_context(|| format!("cannot write {}", list.path.display()))?;
-    }
+    write(&path(run_dir, &args.name), &args.replicas, drain)?;
     wait_until(&socket, &args.replicas, drain)
 }
 
-/// Waits until the service reports these replicas as drained, or, if `drained` is false, as not
-/// drained.
+/// Adds replicas to the list, or removes them from it.
+fn write(path: &Path, replicas: &[String], drain: bool) -> Result<()> {
+    let _lock = DirLock::around(path)?;
+    let mut names = read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    for replica in replicas {
+        match drain {
+            true => names.insert(replica.clone()),
+            false => names.remove(replica),
+        };
+    }
+    let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+    replace_file(path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Waits until these replicas are drained or, if `drained` is false, resumed.
 fn wait_until(socket: &Path, replicas: &[String], drained: bool) -> Result<()> {
-    let deadline = Instant::now() + READ_TIMEOUT;
+    let deadline = Instant::now() + APPLY_TIMEOUT;
     loop {
-        let now = status(socket)?.replicas;
-        let of = |name: &String| now.iter().find(|known| known.name == *name);
-        let differ = |name: &&String| of(name).is_some_and(|known| known.is_drained != drained);
-        let Some(other) = replicas.iter().find(differ) else { return Ok(()) };
-        if of(other).is_some_and(|known| known.is_drained_by_config) {
-            bail!("replica {other} has `drain = true` in the config, which takes precedence");
+        let now = status(socket)?;
+        let differ = |known: &&ReplicaStatus| {
+            replicas.contains(&known.name) && known.is_drained != drained
+        };
+        let Some(other) = now.replicas.iter().find(differ) else { return Ok(()) };
+        if other.is_drained_by_config {
+            let name = &other.name;
+            bail!("replica {name} has `drain = true` in the config, which takes precedence");
         }
         if Instant::now() > deadline {
-            bail!("the service has not read the list within {} s", READ_TIMEOUT.as_secs());
+            bail!("the service has not read the list within {} s", APPLY_TIMEOUT.as_secs());
         }
         thread::sleep(POLL);
     }
 }
 
 fn status(socket: &Path) -> Result<SprayStatus> {
-    let ask = || -> io::Result<Vec<u8>> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(READ_TIMEOUT))?;
-        stream.shutdown(Shutdown::Write)?;
-        let mut text = Vec::new();
-        stream.read_to_end(&mut text)?;
-        Ok(text)
-    };
-    let text = ask().with_context(|| format!("no service answers at {}", socket.display()))?;
-    Ok(serde_json::from_slice(&text)?)
+    let text = status_socket::read(socket, MAX_STATUS, APPLY_TIMEOUT);
+    let text = text.with_context(|| format!("no service answers at {}", socket.display()))?;
+    Ok(status_socket::parse(&text)?)
 }
 
 #[cfg(test)]
@@ -142,5 +172,34 @@ mod tests {
         assert!(!list.reload());
         fs::remove_dir_all(&dir).unwrap();
         assert!(list.reload() && !list.has("b1"));
+    }
+
+    #[test]
+    fn an_unreadable_list_changes_nothing() {
+        let dir = std::env::temp_dir().join(format!("viaduct-undrain-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = path(&dir, "www");
+        write(&path, &["b1".to_owned()], true).unwrap();
+        let mut list = DrainList::open(&dir, "www");
+        fs::write(&path, [b'b', 0xff, b'\n', b'\n']).unwrap();
+        assert!(!list.reload() && list.has("b1") && list.fault().is_some());
+        assert!(write(&path, &["b2".to_owned()], true).is_err());
+        fs::write(&path, "b2\n").unwrap();
+        assert!(list.reload() && list.has("b2") && list.fault().is_none());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_list_is_neither_read_nor_written() {
+        let dir = std::env::temp_dir().join(format!("viaduct-linked-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (path, other) = (path(&dir, "www"), dir.join("other"));
+        fs::write(&other, "secret\n").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        assert!(write(&path, &["b1".to_owned()], true).is_err());
+        let list = DrainList::open(&dir, "www");
+        assert!(!list.has("secret") && list.fault().is_some());
+        assert_eq!(fs::read_to_string(&other).unwrap(), "secret\n");
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -290,6 +290,7 @@ impl Service<'_> {
             changes: rules.changes,
             repairs: rules.repairs,
             fault: rules.fault().cloned(),
+            drain_fault: self.drained.fault().cloned(),
         }
     }
 

@@ -26,6 +26,8 @@ pub struct SprayStatus {
     pub repairs: u64,
     /// Reason why the rules could not be installed; `None` if they are installed.
     pub fault: Option<String>,
+    /// Reason why the list of drained replicas cannot be read; `None` if it was read.
+    pub drain_fault: Option<String>,
 }
 
 /// Status of a replica.
@@ -64,7 +66,8 @@ impl SprayStatus {
         let bad = |replica: &&ReplicaStatus| !replica.is_drained && !replica.state.is_up();
         let of = |replica: &ReplicaStatus| format!("replica {}: {}", replica.name, replica.state);
         let replicas = self.replicas.iter().filter(bad).map(of);
-        self.fault.iter().cloned().chain(self.dead()).chain(replicas).collect()
+        let faults = self.fault.iter().cloned().chain(self.dead());
+        faults.chain(replicas).chain(self.drain_fault.clone()).collect()
     }
 
     /// Reason why this machine cannot serve: its rules are missing, or no replica is up. A single
@@ -106,5 +109,8 @@ mod tests {
         status.replicas[0].state = down();
         assert_eq!(status.unfit().as_deref(), Some("no replica is up"));
         assert_eq!(status.troubles().len(), 2);
+        status.replicas[0].state = State::Up;
+        status.drain_fault = Some("the list cannot be read".to_owned());
+        assert_eq!((status.troubles().len(), status.unfit()), (1, None));
     }
 }

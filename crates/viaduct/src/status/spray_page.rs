@@ -51,9 +51,7 @@ impl Display for SprayPage<'_> {
         }
         let repairs = self.colours.alarm(*repairs);
         row(f, "rules", format!("{changes} changes, deleted by another program {repairs} times"))?;
-        match &self.status.fault {
-            Some(fault) => row(f, "", self.colours.paint(31, fault)),
-            None => Ok(()),
-        }
+        let mut faults = self.status.fault.iter().chain(&self.status.drain_fault);
+        faults.try_for_each(|fault| row(f, "", self.colours.paint(31, fault)))
     }
 }
