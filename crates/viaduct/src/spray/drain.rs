@@ -136,19 +136,29 @@ fn wait_until(socket: &Path, replicas: &[String], drained: bool) -> Result<()> {
     let deadline = Instant::now() + APPLY_TIMEOUT;
     loop {
         let now = status(socket)?;
-        let differ = |known: &&ReplicaStatus| {
-            replicas.contains(&known.name) && known.is_drained != drained
-        };
-        let Some(other) = now.replicas.iter().find(differ) else { return Ok(()) };
-        if other.is_drained_by_config {
+        let is_one = |known: &&ReplicaStatus| replicas.contains(&known.name);
+        let of_config = |known: &&ReplicaStatus| !drained && known.is_drained_by_config;
+        if let Some(other) = now.replicas.iter().filter(is_one).find(of_config) {
             let name = &other.name;
             bail!("replica {name} has `drain = true` in the config, which takes precedence");
         }
+        let Some(why) = pending(&now, replicas, drained) else { return Ok(()) };
         if Instant::now() > deadline {
-            bail!("the service has not read the list within {} s", APPLY_TIMEOUT.as_secs());
+            bail!("not applied within {} s: {why}", APPLY_TIMEOUT.as_secs());
         }
         thread::sleep(POLL);
     }
+}
+
+/// Reason why these replicas are not yet drained or resumed; `None` if the rules in force match.
+fn pending(now: &SprayStatus, replicas: &[String], drained: bool) -> Option<String> {
+    let differs = |known: &&ReplicaStatus| {
+        let has_changed = known.is_drained == drained && !(drained && known.share > 0.0);
+        replicas.contains(&known.name) && !has_changed
+    };
+    let unchanged = now.replicas.iter().find(differs);
+    let unchanged = unchanged.map(|known| format!("replica {} is unchanged", known.name));
+    now.drain_fault.clone().or_else(|| now.fault.clone()).or(unchanged)
 }
 
 fn status(socket: &Path) -> Result<SprayStatus> {
@@ -201,5 +211,25 @@ mod tests {
         assert!(!list.has("secret") && list.fault().is_some());
         assert_eq!(fs::read_to_string(&other).unwrap(), "secret\n");
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_replica_is_drained_only_if_the_rules_in_force_send_it_nothing() {
+        let replica = |name: &str, is_drained, share| ReplicaStatus {
+            name: name.to_owned(),
+            is_drained,
+            share,
+            ..ReplicaStatus::default()
+        };
+        let replicas = vec![replica("b1", false, 1.0), replica("b2", true, 0.0)];
+        let mut now = SprayStatus { replicas, ..SprayStatus::default() };
+        let names = ["b2".to_owned()];
+        let is_pending = |now: &SprayStatus, drained| pending(now, &names, drained).is_some();
+        assert!(!is_pending(&now, true) && is_pending(&now, false));
+        now.replicas[1].share = 0.5;
+        assert!(is_pending(&now, true));
+        now.replicas[1].share = 0.0;
+        now.fault = Some("the rules cannot be installed".to_owned());
+        assert_eq!(pending(&now, &names, true), now.fault);
     }
 }
