@@ -50,6 +50,7 @@ impl Rules {
     /// rules, for instance because an interface is missing; the earlier distribution then stays in
     /// force.
     pub fn install(&mut self, spray: Spray, names: Vec<String>) -> Result<(), JournalError> {
+        self.rename(&spray, &names);
         let is_new_table = self.installed.as_ref().is_some_and(|(installed, _)| {
             *installed != Spray { slots: installed.slots.clone(), ..spray.clone() }
         });
@@ -67,6 +68,7 @@ impl Rules {
     /// part of the status.
     pub fn update(&mut self, spray: Spray, names: Vec<String>) {
         if self.installed.as_ref().is_some_and(|(installed, _)| *installed == spray) {
+            self.rename(&spray, &names);
             self.install_fault = None;
             return;
         }
@@ -77,6 +79,19 @@ impl Rules {
             }
             Err(error) => set_fault(&mut self.install_fault, error),
         }
+    }
+
+    /// Continues the counters of renamed replicas under their new names, if the replicas themselves
+    /// have not changed.
+    fn rename(&mut self, spray: &Spray, names: &[String]) {
+        let Some((installed, old)) = &mut self.installed else { return };
+        if installed.replicas != spray.replicas || *old == names {
+            return;
+        }
+        let sent = |name| self.before.remove(name).unwrap_or_default();
+        let sent: Vec<_> = old.iter().map(sent).collect();
+        self.before.extend(names.iter().cloned().zip(sent));
+        *old = names.to_vec();
     }
 
     /// Reinstalls rules that another program has deleted.
@@ -183,9 +198,11 @@ mod tests {
             rules.repair();
             assert!(rules.fault().is_some(), "the distribution is still not installed");
             let more = Spray { ports: vec![9, 10], ..spray("lo") };
-            rules.update(more, names());
+            rules.update(more.clone(), names());
             assert_eq!((rules.fault(), rules.changes, rules.repairs), (None, 1, 0));
             assert_eq!(rules.sent()["a"].packets, 1, "the new table continues the counters");
+            rules.update(more, vec!["b".to_owned()]);
+            assert_eq!((rules.sent().get("a"), rules.sent()["b"].packets), (None, 1));
             rules.restore().unwrap();
         };
         Netns::new().unwrap().enter(test).unwrap();
