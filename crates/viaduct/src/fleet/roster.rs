@@ -52,6 +52,11 @@ impl Roster {
         self.members.values_mut().for_each(|known| known.missing_since = None);
     }
 
+    /// Table of a member; `None` if the member is unknown.
+    pub fn get(&self, id: &MemberId) -> Option<&toml::Table> {
+        self.members.get(id).map(|known| &known.table)
+    }
+
     /// Members of a site, by name.
     pub fn of_site(&self, site: &str) -> impl Iterator<Item = (&str, &toml::Table)> {
         let of_site = self.members.iter().filter(move |((of, _), _)| of == site);

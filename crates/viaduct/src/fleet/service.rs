@@ -8,7 +8,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use ipnet::IpNet;
 use rustix::process::{Signal, pidfd_send_signal};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -16,10 +17,10 @@ use viaduct_sys::journal::replace_file;
 use viaduct_sys::socket::seqpacket;
 
 use super::FleetArgs;
-use super::config_file::{compose, members};
+use super::config_file::{compose, members, prefixes};
 use super::roster::{MemberId, Roster};
 use crate::etcd::Entry;
-use crate::gateway::config::Config;
+use crate::gateway::config::{Config, check_member};
 use crate::key;
 use crate::notify::{Phase, notify};
 use crate::run_dir::running;
@@ -45,18 +46,16 @@ struct Fleet<'a> {
     reload_fault: Option<String>,
     /// Reason of the last failure with etcd, the base or the file, as last logged.
     fault: Option<String>,
+    /// Invalid entries in etcd's last answer, and their faults.
+    invalid: Vec<String>,
+    /// Logged reasons why entries or members are not used.
+    reported: Vec<String>,
 }
 
 /// Runs until a signal arrives.
 pub fn run(args: &FleetArgs) -> Result<()> {
     let (runtime, signals) = Signals::register()?.into_parts();
-    let written = fs::read_to_string(&args.out).unwrap_or_default();
-    let roster = Roster::new(members(&written));
-    // An earlier process may have ended after it wrote the file, and before it told the gateway to
-    // reload.
-    let (is_told, reload_fault) = (false, None);
-    let mut fleet =
-        Fleet { args, roster, registered: None, written, is_told, reload_fault, fault: None };
+    let mut fleet = Fleet::new(args, fs::read_to_string(&args.out).unwrap_or_default());
     // An error in the base is reported at the start, not only in the log.
     fleet.entry()?;
     runtime.block_on(fleet.serve(signals));
@@ -64,6 +63,22 @@ pub fn run(args: &FleetArgs) -> Result<()> {
 }
 
 impl Fleet<'_> {
+    fn new(args: &FleetArgs, written: String) -> Fleet<'_> {
+        Fleet {
+            args,
+            roster: Roster::new(members(&written)),
+            registered: None,
+            written,
+            // An earlier process may have ended after it wrote the file, and before it told the
+            // gateway to reload.
+            is_told: false,
+            reload_fault: None,
+            fault: None,
+            invalid: Vec::new(),
+            reported: Vec::new(),
+        }
+    }
+
     async fn serve(&mut self, mut signals: SignalStreams) {
         let mut turn = tokio::time::interval(INTERVAL);
         turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -117,13 +132,37 @@ impl Fleet<'_> {
             // The entry was deleted, although its lease is valid.
             Some((_, None)) => self.registered = None,
             Some((own, Some(listed))) if listed.value != own.value => {
-                anyhow::bail!("another host is registered as {}", own.name);
+                bail!("another host is registered as {}", own.name);
             }
             _ => {}
         }
-        let listed: BTreeMap<_, _> = entries.iter().filter_map(parse).collect();
+        let listed = self.members(&entries);
         self.roster.update(Instant::now(), listed);
         Ok(())
+    }
+
+    /// Members in these entries of etcd. The last valid entry of a member stays in use.
+    fn members(&mut self, entries: &[Entry]) -> BTreeMap<MemberId, toml::Table> {
+        self.invalid.clear();
+        let mut listed = BTreeMap::new();
+        for entry in entries {
+            let (id, table) = parse(entry);
+            let table = table.or_else(|why| {
+                self.invalid.push(format!("the entry {:?} is not used: {why}", entry.name));
+                self.roster.get(&id).cloned().ok_or(())
+            });
+            listed.extend(table.map(|table| (id, table)));
+        }
+        listed
+    }
+
+    /// Logs new reasons why entries or members are not used.
+    fn report(&mut self, left_out: Vec<String>) {
+        let faults: Vec<_> = self.invalid.iter().cloned().chain(left_out).collect();
+        for fault in faults.iter().filter(|fault| !self.reported.contains(fault)) {
+            warn!("{fault}");
+        }
+        self.reported = faults;
     }
 
     /// Entry of this host.
@@ -140,8 +179,15 @@ impl Fleet<'_> {
         table.insert("endpoint".to_owned(), endpoint.to_string().into());
         table.insert("weight".to_owned(), i64::from(*weight).into());
         table.insert("drain".to_owned(), (*drain).into());
+        let known = prefixes(&file);
+        let is_outside = |slice: &&IpNet| !known.iter().any(|prefix| prefix.contains(*slice));
+        if let Some(slice) = slices.iter().find(is_outside) {
+            bail!("--slices: {slice} is not part of a prefix of a site in {}", base.display());
+        }
         let slices: Vec<_> = slices.iter().map(|slice| slice.to_string().into()).collect();
         table.insert("slices".to_owned(), toml::Value::Array(slices));
+        check_member(member, &table)
+            .map_err(|why| anyhow!("this host cannot be registered as member {member:?}: {why}"))?;
         Ok(Entry { name: format!("{}/{member}", of("name")?), value: table.to_string() })
     }
 
@@ -149,7 +195,9 @@ impl Fleet<'_> {
     /// cannot be told to reload now, it is told at a later turn.
     fn apply(&mut self) -> Result<()> {
         let FleetArgs { base, out, .. } = self.args;
-        let text = compose(&read(base)?, &self.roster).context(base.display().to_string())?;
+        let composed = compose(&read(base)?, &self.roster).context(base.display().to_string())?;
+        self.report(composed.left_out);
+        let text = composed.text;
         if text == self.written && self.is_told {
             return Ok(());
         }
@@ -174,10 +222,14 @@ impl Fleet<'_> {
     }
 }
 
-/// Returns the member that the entry `SITE/MEMBER` describes; `None` if the entry has another form.
-fn parse(entry: &Entry) -> Option<(MemberId, toml::Table)> {
-    let (site, name) = entry.name.split_once('/')?;
-    Some(((site.to_owned(), name.to_owned()), entry.value.parse().ok()?))
+/// Returns the member that the entry `SITE/MEMBER` describes, and its table or the fault of the
+/// entry.
+fn parse(entry: &Entry) -> (MemberId, Result<toml::Table, String>) {
+    let (site, name) = entry.name.split_once('/').unwrap_or((&entry.name, ""));
+    let table = entry.value.parse::<toml::Table>();
+    let table = table.map_err(|error| error.message().replace('\n', " "));
+    let table = table.and_then(|table| check_member(name, &table).map(|()| table));
+    ((site.to_owned(), name.to_owned()), table)
 }
 
 /// Makes the gateway with this status socket reload its config.
@@ -207,7 +259,34 @@ mod tests {
     use std::os::unix::fs::chown;
     use std::os::unix::net::UnixListener;
 
+    use viaduct_proto::keys::SecretKey;
+
     use super::*;
+
+    #[test]
+    fn an_invalid_entry_changes_nothing() {
+        let key = SecretKey::from_bytes([1; 32]).public();
+        let valid = format!("key = \"{key}\"\nendpoint = \"192.0.2.1:7400\"\nweight = 2");
+        let parsed = |name: &str, value: &str| {
+            parse(&Entry { name: name.to_owned(), value: value.to_owned() })
+        };
+        let (id, table) = parsed("oslo/o1", &valid);
+        assert!(id == ("oslo".to_owned(), "o1".to_owned()) && table.is_ok(), "{table:?}");
+        for name in ["oslo", "oslo/o 1", "oslo/x/y"] {
+            assert!(parsed(name, &valid).1.is_err(), "{name}");
+        }
+        let with = |line: &str| format!("{valid}\n{line}");
+        for value in [
+            String::new(),
+            "key = \"k\"".to_owned(),
+            with("slices = [\"10.2.0.1/18\"]"),
+            with("later = true"),
+            valid.replace("192.0.2.1", "224.0.0.1"),
+            valid.replace("weight = 2", "weight = 101"),
+        ] {
+            assert!(parsed("oslo/o1", &value).1.is_err(), "{value}");
+        }
+    }
 
     #[test]
     fn only_a_process_of_the_directorys_owner_is_signalled() {

@@ -23,7 +23,7 @@ use crate::settings::{OptionsTable, PolicyTable};
 use crate::text;
 pub use error::check_site_name;
 use file::File;
-pub use members::SiteRack;
+pub use members::{SiteRack, check_member};
 pub use peers::{LISTEN, check_endpoint};
 pub use values::parse_endpoint;
 

@@ -22,7 +22,14 @@ struct Member {
 
 impl Member {
     /// Starts the process of a box with this key.
-    fn start(dir: &Path, (site, peer): (u8, u8), key: u8, etcd: &Etcd) -> Member {
+    fn start(dir: &Path, sites: (u8, u8), key: u8, etcd: &Etcd) -> Member {
+        let mut member = Member::prepare(dir, sites, key);
+        member.restart(key, etcd);
+        member
+    }
+
+    /// Writes the base and the key of a box.
+    fn prepare(dir: &Path, (site, peer): (u8, u8), key: u8) -> Member {
         let dir = dir.join(format!("m{key}"));
         fs::create_dir_all(&dir).unwrap();
         let file = dir.join("site.key");
@@ -35,16 +42,19 @@ impl Member {
             dir.display()
         );
         fs::write(dir.join("base.toml"), base).unwrap();
-        let mut member = Member { dir, process: None };
-        member.restart(key, etcd);
-        member
+        Member { dir, process: None }
     }
 
-    fn restart(&mut self, key: u8, etcd: &Etcd) {
+    fn command(&self, etcd: u16) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
         command.arg("fleet").arg("--base").arg(self.dir.join("base.toml"));
         command.arg("--out").arg(self.out());
-        command.args(["--etcd", &format!("etcd://127.0.0.1:{}/viaduct", etcd.port)]);
+        command.args(["--etcd", &format!("etcd://127.0.0.1:{etcd}/viaduct")]);
+        command
+    }
+
+    fn restart(&mut self, key: u8, etcd: &Etcd) {
+        let mut command = self.command(etcd.port);
         command.args(["--member", &format!("m{key}")]);
         command.args(["--endpoint", &format!("192.0.2.{key}:7400"), "--weight", "2"]);
         let log = fs::File::create(self.dir.join("log")).unwrap();
@@ -122,5 +132,27 @@ fn boxes_find_each_other_by_etcd_and_keep_their_configs_if_it_is_gone_or_empty()
     thread::sleep(Duration::from_secs(3));
     assert_eq!(members.each_ref().map(Member::text), before);
     drop(members);
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a_box_whose_options_would_make_configs_invalid_is_not_registered() {
+    let dir = std::env::temp_dir().join(format!("viaduct-fleet-wrong-{}", std::process::id()));
+    let member = Member::prepare(&dir, (1, 2), 11);
+    for (name, slices, expected) in [
+        ("o 1", "10.1.0.0/18", "letters, digits"),
+        ("o1", "10.1.0.1/18", "has bits beyond its length"),
+        ("o1", "10.3.0.0/18", "is not part of a prefix"),
+    ] {
+        let log = fs::File::create(member.dir.join("log")).unwrap();
+        // The box asks no etcd before it has checked its options.
+        let mut command = member.command(1);
+        command.args(["--member", name, "--slices", slices, "--endpoint", "192.0.2.1:7400"]);
+        command.stdout(Stdio::null()).stderr(log);
+        let mut process = Process::spawn(command).unwrap();
+        let ended = process.wait_for(Duration::from_secs(20), || false).unwrap();
+        assert!(ended.is_some_and(|status| !status.success()), "{}", member.log());
+        assert!(member.log().contains(expected), "{}", member.log());
+    }
     fs::remove_dir_all(&dir).unwrap();
 }

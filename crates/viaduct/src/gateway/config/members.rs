@@ -1,6 +1,7 @@
 //! Racks: the members that `[[site.member]]` and `[[peer.member]]` list.
 
 use std::collections::HashSet;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 use viaduct_proto::keys::PublicKey;
@@ -9,8 +10,8 @@ use viaduct_proto::repair::PeerMember;
 
 use super::error::{Invalid, check_name, invalid};
 use super::file::{MemberTable, Mode, PeerTable};
-use super::peers::peer;
-use super::values::prefixes;
+use super::peers::{LISTEN, check_endpoint, peer};
+use super::values::{Endpoint, prefixes};
 use super::{Config, Peer};
 
 /// Default table of the routes that a routing daemon announces.
@@ -127,6 +128,29 @@ pub(super) fn peer_members(
         peers.push(peer);
     }
     Ok(peers)
+}
+
+/// Checks the table of a member on its own, without its name in it.
+///
+/// # Errors
+/// Description of the problem.
+pub fn check_member(name: &str, table: &toml::Table) -> Result<(), String> {
+    check_name("", name).map_err(|(_, what)| what)?;
+    let mut table = table.clone();
+    table.insert("name".to_owned(), name.into());
+    let table = toml::Value::Table(table).try_into::<MemberTable>();
+    let table = table.map_err(|error| error.message().replace('\n', " "))?;
+    table.key.parse::<PublicKey>().map_err(|what| format!("key: {what}"))?;
+    weight(&table).map_err(|what| format!("weight: {what}"))?;
+    if let Some(Endpoint::At(at)) = table.endpoint {
+        // Both families can be reached from this address.
+        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        check_endpoint(Some(at), any, LISTEN).map_err(|what| format!("endpoint: {what}"))?;
+    }
+    match prefixes(&table.slices).iter().find(|slice| slice.trunc() != **slice) {
+        Some(slice) => Err(format!("slices: {slice} has bits beyond its length")),
+        None => Ok(()),
+    }
 }
 
 /// Checks that each slice of a member has no host bits set, and is within a prefix of one of the
