@@ -62,6 +62,10 @@ pub struct Hop {
     pub address: IpAddr,
     /// Device of the link.
     pub device: String,
+    /// Index of the device, which the kernel resolves when the rules are installed: a device that
+    /// is created again has another one, and needs new rules.
+    #[serde(default)]
+    pub index: u32,
 }
 
 /// Packets sent to a replica since the table was installed.
@@ -99,7 +103,7 @@ impl Table for Spray {
         let mut lines = Vec::new();
         for (n, hops) in self.replicas.iter().enumerate() {
             lines.push(format!("counter r{n} {{ }}"));
-            let forward = hops.iter().map(|Hop { address, device }| {
+            let forward = hops.iter().map(|Hop { address, device, .. }| {
                 let family = if address.is_ipv4() { "ip" } else { "ip6" };
                 format!("meta protocol {family} fwd {family} to {address} device \"{device}\"")
             });
@@ -214,7 +218,7 @@ mod tests {
     use crate::netns::Netns;
 
     fn hop(address: &str) -> Hop {
-        Hop { address: address.parse().unwrap(), device: "lo".to_owned() }
+        Hop { address: address.parse().unwrap(), device: "lo".to_owned(), index: 1 }
     }
 
     fn spray(slots4: &[usize]) -> Spray {

@@ -193,7 +193,7 @@ const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
 /// Returns the index of the interface `name` in the calling thread's network namespace. Errors:
 /// there is no interface of that name.
-pub(crate) fn index(name: &str) -> io::Result<u32> {
+pub fn index(name: &str) -> io::Result<u32> {
     let name = CString::new(name)?;
     // SAFETY: a NUL-terminated string that lives through the call.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {

@@ -24,16 +24,23 @@ pub fn find(lookup: &NextHopLookup, replica: &Replica) -> ReplicaHops {
     let mut found = ReplicaHops::default();
     for &address in &replica.addresses {
         match device(lookup, replica, address) {
-            Ok(device) => found.hops.push(Hop { address, device }),
+            Ok((device, index)) => found.hops.push(Hop { address, device, index }),
             Err(why) => found.missing.push(why),
         }
     }
     found
 }
 
-fn device(lookup: &NextHopLookup, replica: &Replica, address: IpAddr) -> Result<String, String> {
+/// Device that leads to an address, and its index.
+fn device(
+    lookup: &NextHopLookup,
+    replica: &Replica,
+    address: IpAddr,
+) -> Result<(String, u32), String> {
     if let Some(device) = &replica.device {
-        return Ok(device.clone());
+        let index = interface::index(device);
+        let index = index.map_err(|error| format!("no interface {device}: {error}"))?;
+        return Ok((device.clone(), index));
     }
     let route = lookup.route(address).map_err(|error| format!("no route to {address}: {error}"))?;
     let route = route.ok_or_else(|| format!("no route to {address}"))?;
@@ -49,5 +56,38 @@ fn device(lookup: &NextHopLookup, replica: &Replica, address: IpAddr) -> Result<
             route.via
         ));
     }
-    Ok(device)
+    Ok((device, route.interface))
+}
+
+#[cfg(test)]
+mod tests {
+    use viaduct_sys::netns::Netns;
+    use viaduct_sys::process::tool;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_device_is_a_fault_of_its_replica_and_a_device_created_again_another_hop() {
+        let replica = Replica {
+            name: "b9".to_owned(),
+            addresses: vec![[192, 0, 2, 9].into()],
+            weight: 1,
+            is_drained: false,
+            device: Some("b9".to_owned()),
+        };
+        let ip = |words: &[&str]| tool::run("ip", words, "").unwrap();
+        let create = || ip(&["link", "add", "b9", "type", "veth", "peer", "name", "far"]);
+        let test = || {
+            let lookup = NextHopLookup::new().unwrap();
+            let missing = find(&lookup, &replica);
+            assert!(missing.hops.is_empty() && missing.missing[0].starts_with("no interface b9"));
+            create();
+            let first = find(&lookup, &replica);
+            assert!(first.hops.len() == 1 && first == find(&lookup, &replica));
+            ip(&["link", "del", "b9"]);
+            create();
+            assert_ne!(find(&lookup, &replica), first);
+        };
+        Netns::new().unwrap().enter(test).unwrap();
+    }
 }

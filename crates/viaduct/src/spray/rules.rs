@@ -161,7 +161,7 @@ mod tests {
 
     /// Returns a distribution to one replica, through the interface `device`.
     fn spray(device: &str) -> Spray {
-        let hop = Hop { address: [127, 0, 0, 2].into(), device: device.to_owned() };
+        let hop = Hop { address: [127, 0, 0, 2].into(), device: device.to_owned(), index: 1 };
         Spray {
             instance: "spray_faults".to_owned(),
             interfaces: vec!["lo".to_owned()],
