@@ -29,6 +29,7 @@ use super::upgrade::UpgradeState;
 use super::wan::WanWatch;
 use super::workers::Workers;
 use crate::handover::{self, Upgrader};
+use crate::metrics::PageCache;
 use crate::notify::{Phase, notify};
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals, either};
@@ -112,7 +113,7 @@ impl Control {
     async fn serve(&mut self, system: &mut System, mut signals: SignalStreams) -> Result<()> {
         let (listener, _names) = self.begin(system).await?;
         let (mut stray_warning, mut watchdog) = (StrayWarning::default(), Watchdog::new());
-        let mut ticks = Ticks::new();
+        let (mut ticks, mut pages) = (Ticks::new(), PageCache::default());
         let mut draining = false;
         while !self.is_over(draining) {
             tokio::select! {
@@ -134,7 +135,8 @@ impl Control {
                     status_socket::show(client, &self.status(system).await)?;
                 }
                 client = self.listeners.accept() => {
-                    self.listeners.answer(client, metrics::page(&self.status(system).await));
+                    let page = pages.get(async { metrics::page(&self.status(system).await) }).await;
+                    self.listeners.answer(client, page);
                 }
             }
         }

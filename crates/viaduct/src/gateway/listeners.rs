@@ -75,7 +75,7 @@ impl Listeners {
     }
 
     /// Answers the single request of `client` with `page`.
-    pub fn answer(&self, client: TcpStream, page: Page) {
+    pub fn answer(&self, client: TcpStream, page: Arc<Page>) {
         self.server.answer(client, page);
     }
 

@@ -19,7 +19,7 @@ pub use exposition::{Exposition, Kind, Labels};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use http_body_util::Full;
@@ -40,6 +40,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a request head in bytes.
 const MAX_HEAD: usize = 8 << 10;
+/// Time for which a page is used again, as a multiple of the time in which it was rendered.
+const REUSE_FACTOR: u32 = 10;
+/// Maximum age of a page that is used again.
+const MAX_AGE: Duration = Duration::from_secs(3);
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -91,10 +95,32 @@ impl Default for Metrics {
     }
 }
 
+/// Latest page of a service that takes long to render one.
+#[derive(Debug, Default)]
+pub struct PageCache(Option<(Arc<Page>, Instant)>);
+
+impl PageCache {
+    /// Returns the latest page, or a new one from `render`. A page is used for [`REUSE_FACTOR`]
+    /// times as long as it took to render, so that many clients cannot keep the service busy.
+    pub async fn get(&mut self, render: impl Future<Output = Page>) -> Arc<Page> {
+        if let Some((page, until)) = &self.0
+            && Instant::now() < *until
+        {
+            return page.clone();
+        }
+        let begun = Instant::now();
+        let page = Arc::new(render.await);
+        let reuse = (begun.elapsed() * REUSE_FACTOR).min(MAX_AGE);
+        self.0 = Some((page.clone(), Instant::now() + reuse));
+        page
+    }
+}
+
 impl Metrics {
     /// Answers the single request of `client` with `page`.
-    pub fn answer(&self, client: TcpStream, page: Page) {
+    pub fn answer(&self, client: TcpStream, page: impl Into<Arc<Page>>) {
         let Ok(permit) = self.0.clone().try_acquire_owned() else { return };
+        let page = page.into();
         tokio::spawn(async move {
             let service = service_fn(|request| {
                 let response = respond(&request, &page);

@@ -1,6 +1,9 @@
 //! The dashboard and the alerts in `dist/` use only metrics and labels that are exported.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 use viaduct_proto::health::State;
@@ -10,6 +13,7 @@ use viaduct_proto::repair::SliceCount;
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::tunnel::stats::LinkStats;
 
+use super::{Page, PageCache};
 use crate::access_log::AccessLogStats;
 use crate::engine::next_hops::HopStatus;
 use crate::engine::outbound::OutboundSpec;
@@ -55,7 +59,7 @@ fn gateway_page() -> String {
 
 fn proxy_page() -> String {
     let mut status = ProxyStatus::default();
-    let link = LinkStats { rtt: Some(std::time::Duration::ZERO), ..LinkStats::default() };
+    let link = LinkStats { rtt: Some(Duration::ZERO), ..LinkStats::default() };
     let tunnel =
         TunnelCounters { name: "asia".to_owned(), links: vec![link], ..TunnelCounters::default() };
     status.counters.tunnels = vec![tunnel];
@@ -282,4 +286,21 @@ fn the_dashboard_uses_metrics_labels_and_variables_that_exist() {
         }
     }
     assert!(plots > 30, "{plots}");
+}
+
+#[tokio::test]
+async fn a_page_that_takes_long_is_used_again_for_a_while() {
+    let (mut pages, renders) = (PageCache::default(), Cell::new(0));
+    let render = async || {
+        renders.set(renders.get() + 1);
+        thread::sleep(Duration::from_millis(50));
+        Page { counters: renders.get().to_string(), trouble: None }
+    };
+    for _ in 0..100 {
+        assert_eq!(pages.get(render()).await.counters, "1");
+    }
+    while pages.get(render()).await.counters == "1" {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(renders.get(), 2);
 }

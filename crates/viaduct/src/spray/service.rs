@@ -25,7 +25,7 @@ use super::metrics::encode;
 use super::probe::probe;
 use super::rules::Rules;
 use super::status::{ReplicaStatus, SprayStatus};
-use crate::metrics::{self, Metrics, Page};
+use crate::metrics::{self, Metrics, Page, PageCache};
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
@@ -128,6 +128,7 @@ impl Service<'_> {
         mut signals: SignalStreams,
     ) -> Result<()> {
         let (mut watchdog, metrics) = (Watchdog::new(), Metrics::default());
+        let mut pages = PageCache::default();
         let mut ticks: [Interval; 2] = [DRAIN_INTERVAL, REPAIR_INTERVAL].map(interval);
         let [drain_ticks, repair_ticks] = &mut ticks;
         self.log_states();
@@ -151,9 +152,8 @@ impl Service<'_> {
                     status_socket::show(client, &self.status(&rules))?;
                 }
                 client = metrics::accept(metrics_listener) => {
-                    let status = self.status(&rules);
-                    let (counters, trouble) = (encode(&status), status.unfit());
-                    metrics.answer(client, Page { counters, trouble });
+                    let page = pages.get(async { self.page(&rules) }).await;
+                    metrics.answer(client, page);
                 }
                 _ = signals.hangup.recv() => self.reload_and_log(&mut rules),
                 _ = signals.terminate.recv() => break,
@@ -292,6 +292,11 @@ impl Service<'_> {
             fault: rules.fault().cloned(),
             drain_fault: self.drained.fault().cloned(),
         }
+    }
+
+    fn page(&self, rules: &Rules) -> Page {
+        let status = self.status(rules);
+        Page { counters: encode(&status), trouble: status.unfit() }
     }
 
     fn reload_and_log(&mut self, rules: &mut Rules) {
