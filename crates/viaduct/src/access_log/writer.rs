@@ -1,8 +1,8 @@
 //! Thread that formats entries and writes them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use tracing::{info, warn};
 
 use super::entry::{Entry, Format};
@@ -253,13 +254,19 @@ fn write_out(sink: &mut impl Write, bytes: &[u8]) -> (usize, Option<io::Error>) 
 fn append(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     // Opening a pipe without a reader fails instead of blocking.
-    let flags = OFlags::NONBLOCK.bits() as i32;
+    let mut flags = OFlags::NONBLOCK;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let owner = fs::metadata(directory.unwrap_or(Path::new("."))).map(|of| of.uid());
+    if owner.is_ok_and(|owner| ![0, geteuid().as_raw()].contains(&owner)) {
+        // The owner of the directory could put a link to any file of this user there.
+        flags |= OFlags::NOFOLLOW;
+    }
+    let flags = flags.bits().cast_signed();
     options.append(true).create(true).mode(0o640).custom_flags(flags).open(path)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::time::SystemTime;
 
     use super::*;
@@ -306,6 +313,20 @@ mod tests {
         let text = |path: &Path| fs::read_to_string(path).unwrap();
         assert!(text(&old).contains("/1 ") && text(&old).contains("/2 "), "{}", text(&old));
         assert!(text(&log).contains("/3 ") && text(&log).lines().count() == 1, "{}", text(&log));
+        fs::remove_dir_all(&at).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_a_directory_of_another_user_is_not_followed() {
+        let at = std::env::temp_dir().join(format!("viaduct-log-link-{}", std::process::id()));
+        fs::create_dir_all(&at).unwrap();
+        let (log, other) = (at.join("log"), at.join("other"));
+        std::os::unix::fs::symlink(&other, &log).unwrap();
+        assert!(append(&log).is_ok() && other.exists());
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&at, Some(65_534), None).unwrap();
+            assert!(append(&log).is_err() && append(&other).is_ok());
+        }
         fs::remove_dir_all(&at).unwrap();
     }
 
