@@ -156,7 +156,7 @@ impl Service {
                     let trouble = Some(status.troubles().join("\n")).filter(|all| !all.is_empty());
                     metrics.answer(client, Page { counters: encode(&status), trouble });
                 }
-                _ = signals.hangup.recv() => self.reload_and_log(),
+                _ = signals.hangup.recv(), if !is_draining => self.reload_and_log(),
                 _ = signals.terminate.recv() => if self.drain(&mut is_draining) { break },
                 _ = signals.interrupt.recv() => if self.drain(&mut is_draining) { break },
                 () = tokio::time::sleep(DRAIN_POLL), if is_draining => {}

@@ -1,7 +1,7 @@
 //! Hops of an agent: each has a process while it is used, confined to what it needs.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -178,6 +178,27 @@ fn hops_are_added_and_removed_by_a_reload_and_a_killed_process_is_replaced() {
     world.agent.reload_hops("nonsense").unwrap();
     world.wait_until("the mistake is reported", |world| world.agent.log().contains("not reloaded"));
     world.exchange(7001).unwrap();
+}
+
+#[test]
+fn a_reload_during_a_drain_opens_no_listener() {
+    let mut world = World::new(&hops(&["a", "b"], "").replace(IDLE, "1m"));
+    let bind = || TcpListener::bind(("10.3.0.2", SERVER)).unwrap();
+    let server = world.chain.server().netns().enter(bind).unwrap();
+    let connect = |port: u16| {
+        let to = socket(&format!("10.1.0.2:{port}"));
+        world.chain.client().netns().enter(|| TcpStream::connect(to)).unwrap()
+    };
+    let flow = (connect(7001).unwrap(), server.accept().unwrap());
+    let agent = Pid::from_raw(world.agent.process().id().cast_signed()).unwrap();
+    kill_process(agent, Signal::TERM).unwrap();
+    world.wait_until("the listener is closed", |_| connect(7002).is_err());
+    kill_process(agent, Signal::HUP).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    connect(7002).unwrap_err();
+    drop((flow, server));
+    let ended = world.agent.process().wait_for(CHANGE_TIMEOUT, || false).unwrap();
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
 }
 
 #[test]
