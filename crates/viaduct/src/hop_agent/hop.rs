@@ -55,7 +55,8 @@ pub struct Hop {
 enum State {
     Idle,
     Running(Running),
-    Paused,
+    /// Until this time no process is started.
+    Paused(Instant),
 }
 
 /// Process of a hop.
@@ -142,7 +143,7 @@ impl Hop {
     pub fn process_end(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             State::Running(running) => Some(running.ended.as_fd()),
-            State::Idle | State::Paused => None,
+            State::Idle | State::Paused(_) => None,
         }
     }
 
@@ -208,16 +209,19 @@ impl Hop {
 
     /// Records that a process failed, or could not be started.
     pub fn failed(&mut self, why: String) -> Ended {
-        self.state = State::Paused;
         self.failures += 1;
         self.fault = Some(why);
         self.pause = (self.pause * 2).clamp(RESTART_DELAY, MAX_RESTART_DELAY);
+        self.state = State::Paused(Instant::now() + self.pause);
         Ended::Failed(self.pause)
     }
 
-    /// Ends the pause after a failure.
+    /// Ends the pause after a failure, if its time has passed: the caller's timer may be that of a
+    /// removed hop, whose key this one has.
     pub fn resume(&mut self) {
-        if let State::Paused = self.state {
+        if let State::Paused(until) = self.state
+            && until <= Instant::now()
+        {
             self.state = State::Idle;
         }
     }
@@ -257,7 +261,7 @@ impl Hop {
     pub fn status(&self) -> AgentHop {
         let pid = match &self.state {
             State::Running(running) => Some(running.process.id()),
-            State::Idle | State::Paused => None,
+            State::Idle | State::Paused(_) => None,
         };
         AgentHop {
             name: self.definition.name.clone(),
@@ -267,5 +271,29 @@ impl Hop {
             failures: self.failures,
             fault: self.fault.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_does_not_end_early_by_the_timer_of_another_hop() {
+        let definition = Definition {
+            name: "a".to_owned(),
+            listen: vec![([127, 0, 0, 1], 0).into()],
+            config: String::new(),
+            descriptors: 0,
+            sees_syns: false,
+            meaning: String::new(),
+        };
+        let mut hop = Hop::open(definition, None).unwrap();
+        assert_eq!(hop.failed("it failed".to_owned()), Ended::Failed(RESTART_DELAY));
+        hop.resume();
+        assert!(!hop.is_idle(), "the pause has just begun");
+        std::thread::sleep(RESTART_DELAY);
+        hop.resume();
+        assert!(hop.is_idle());
     }
 }
