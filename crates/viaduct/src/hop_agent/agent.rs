@@ -1,14 +1,14 @@
 //! Event loop of the agent: SYNs, clients, ended processes, signals, the status socket.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::process::geteuid;
 use slab::Slab;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tracing::{debug, error, info, warn};
+use tokio::time::MissedTickBehavior;
+use tracing::{debug, info, warn};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::time::Instant;
 use viaduct_sys::capture::syn::SNAP;
@@ -16,10 +16,11 @@ use viaduct_sys::clock;
 use viaduct_sys::process::{memory, raise_fd_limit};
 
 use super::HopAgentArgs;
-use super::definition::{self, Definition};
+use super::definition::Definition;
 use super::hop::{Ended, Hop, ProcessSettings};
 use super::metrics::encode;
 use super::readiness::{Readiness, Ready};
+use super::reload::WaitingHop;
 use super::status::AgentStatus;
 use super::syns::{SynRead, Syns};
 use crate::metrics::{self, Metrics, Page};
@@ -37,13 +38,15 @@ const USERS: u32 = 100_000;
 const MAX_SYNS: usize = 256;
 /// Interval of checks for running processes during a drain.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// Interval of attempts to open the listeners of waiting hops.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The agent.
 pub struct Agent {
-    args: HopAgentArgs,
-    registry: Registry,
+    pub(super) args: HopAgentArgs,
+    pub(super) registry: Registry,
     log_json: bool,
-    hops: Slab<Hop>,
+    pub(super) hops: Slab<Hop>,
     /// Definitions with which the agent starts.
     definitions: Vec<Definition>,
     /// Number of user IDs taken or skipped so far.
@@ -52,9 +55,11 @@ pub struct Agent {
 }
 
 /// The running agent.
-struct Service {
-    agent: Agent,
-    syns: Syns,
+pub(super) struct Service {
+    pub(super) agent: Agent,
+    /// Hops whose listeners are to be opened.
+    pub(super) waiting: Vec<WaitingHop>,
+    pub(super) syns: Syns,
     /// Readiness of the tap, of listeners of idle hops, and of processes.
     readiness: Readiness,
     /// Sender of the keys of hops whose pause has ended.
@@ -98,16 +103,19 @@ impl Agent {
     }
 
     /// Opens the listeners of a new hop.
-    fn add(&mut self, mut definition: Definition) -> Result<usize> {
+    pub(super) fn add(&mut self, mut definition: Definition) -> Result<usize> {
         definition.meaning = String::new();
-        let user = if geteuid().is_root() { Some(self.take_user(&definition)?) } else { None };
-        Ok(self.hops.insert(Hop::open(definition, user)?))
+        let mut hop = Hop::open(definition)?;
+        if geteuid().is_root() {
+            hop.user = Some(self.take_user()?);
+        }
+        Ok(self.hops.insert(hop))
     }
 
-    fn take_user(&mut self, of: &Definition) -> Result<u32> {
+    fn take_user(&mut self) -> Result<u32> {
         let is_used = |user: u32| self.hops.iter().any(|(_, hop)| hop.user == Some(user));
         free_user(&mut self.next_user, is_used)
-            .with_context(|| format!("hop {}: all {USERS} user IDs are in use", of.name))
+            .with_context(|| format!("all {USERS} user IDs are in use"))
     }
 }
 
@@ -118,10 +126,12 @@ impl Service {
         resume: UnboundedSender<usize>,
     ) -> Result<Service> {
         for definition in std::mem::take(&mut agent.definitions) {
-            agent.add(definition)?;
+            let name = format!("hop {}", definition.name);
+            agent.add(definition).context(name)?;
         }
         let syns = syns(&agent.hops)?;
-        let service = Service { agent, syns, readiness, resume, started: now() };
+        let (waiting, started) = (Vec::new(), now());
+        let service = Service { agent, waiting, syns, readiness, resume, started };
         service.watch_tap()?;
         service.agent.hops.iter().for_each(|(key, _)| service.watch(key));
         Ok(service)
@@ -134,6 +144,8 @@ impl Service {
         mut signals: SignalStreams,
     ) -> Result<()> {
         let (mut watchdog, metrics) = (Watchdog::new(), Metrics::default());
+        let mut retry = tokio::time::interval(RETRY_INTERVAL);
+        retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (name, hops) = (&self.agent.args.name, self.agent.hops.len());
         info!(name, hops, "up as a hop agent");
         notify(Phase::Ready);
@@ -157,6 +169,7 @@ impl Service {
                     metrics.answer(client, Page { counters: encode(&status), trouble });
                 }
                 _ = signals.hangup.recv(), if !is_draining => self.reload_and_log(),
+                _ = retry.tick(), if !self.waiting.is_empty() => self.retry()?,
                 _ = signals.terminate.recv() => if self.drain(&mut is_draining) { break },
                 _ = signals.interrupt.recv() => if self.drain(&mut is_draining) { break },
                 () = tokio::time::sleep(DRAIN_POLL), if is_draining => {}
@@ -250,14 +263,14 @@ impl Service {
     }
 
     /// Watches for SYNs.
-    fn watch_tap(&self) -> Result<()> {
+    pub(super) fn watch_tap(&self) -> Result<()> {
         let watch = |tap| self.readiness.watch(tap, Ready::Tap);
         self.syns.tap().map_or(Ok(()), watch).context("cannot watch for SYNs")
     }
 
     /// Watches for clients of an idle hop. A client that is already waiting is reported
     /// immediately.
-    fn watch(&self, key: usize) {
+    pub(super) fn watch(&self, key: usize) {
         let Some(hop) = self.agent.hops.get(key).filter(|hop| hop.is_idle()) else { return };
         for listener in &hop.listeners {
             if let Err(error) = self.readiness.watch(listener, Ready::Client(key)) {
@@ -267,7 +280,7 @@ impl Service {
     }
 
     /// Stops watching for clients of a hop, because its process accepts them.
-    fn unwatch(&self, key: usize) {
+    pub(super) fn unwatch(&self, key: usize) {
         let listeners = self.agent.hops.get(key).map_or(&[][..], |hop| &hop.listeners);
         listeners.iter().for_each(|listener| self.readiness.unwatch(listener));
     }
@@ -275,71 +288,20 @@ impl Service {
     /// Closes all listeners, and makes the processes drain. Returns false at the first call, true
     /// at further calls.
     fn drain(&mut self, is_draining: &mut bool) -> bool {
+        self.waiting.clear();
         self.agent.hops.iter_mut().for_each(|(_, hop)| hop.drain());
         std::mem::replace(is_draining, true)
     }
 
     fn status(&self) -> AgentStatus {
         let mut hops: Vec<_> = self.agent.hops.iter().map(|(_, hop)| hop.status()).collect();
+        hops.extend(self.waiting.iter().map(WaitingHop::status));
         hops.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         AgentStatus {
             agent: self.agent.args.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime: now().since(self.started).as_secs_f64(),
             hops,
-        }
-    }
-
-    fn reload_and_log(&mut self) {
-        notify(Phase::Reloading);
-        match self.reload() {
-            Ok(()) => info!(hops = self.agent.hops.len(), "the hops were reloaded"),
-            Err(error) => error!("not reloaded: {error:#}"),
-        }
-        notify(Phase::Ready);
-    }
-
-    /// Reads the definitions again. If any is invalid, nothing changes. If an address of a hop
-    /// cannot be used, or has changed, the other hops are changed nevertheless.
-    fn reload(&mut self) -> Result<()> {
-        let new = definition::load(&self.agent.args, &self.agent.registry)?;
-        let mut new: BTreeMap<String, Definition> =
-            new.into_iter().map(|of| (of.name.clone(), of)).collect();
-        let keys: Vec<usize> = self.agent.hops.iter().map(|(key, _)| key).collect();
-        let mut faults = Vec::new();
-        for key in keys {
-            let Some(hop) = self.agent.hops.get_mut(key) else { continue };
-            // A removed hop whose process still has flows is not restored.
-            if hop.listeners.is_empty() {
-                continue;
-            }
-            self.unwatch(key);
-            let hop = &mut self.agent.hops[key];
-            match new.remove(&hop.definition.name) {
-                Some(definition) => {
-                    let definition = Definition { meaning: String::new(), ..definition };
-                    faults.extend(hop.reload(definition).err());
-                    self.watch(key);
-                }
-                None => {
-                    hop.drain();
-                    if !hop.is_running() {
-                        self.agent.hops.remove(key);
-                    }
-                }
-            }
-        }
-        for definition in new.into_values() {
-            match self.agent.add(definition) {
-                Ok(key) => self.watch(key),
-                Err(error) => faults.push(error),
-            }
-        }
-        self.syns = syns(&self.agent.hops)?;
-        self.watch_tap()?;
-        match faults.first() {
-            Some(first) => bail!("{first:#} (and {} more)", faults.len() - 1),
-            None => Ok(()),
         }
     }
 }
@@ -360,7 +322,7 @@ fn free_user(next: &mut u64, is_used: impl Fn(u32) -> bool) -> Option<u32> {
 }
 
 /// Opens the tap for the SYNs to all hops.
-fn syns(hops: &Slab<Hop>) -> Result<Syns> {
+pub(super) fn syns(hops: &Slab<Hop>) -> Result<Syns> {
     let open = hops.iter().filter(|(_, hop)| !hop.listeners.is_empty());
     let addresses = |(key, hop): (usize, &Hop)| {
         let listen = hop.definition.listen.clone().into_iter();

@@ -90,17 +90,18 @@ pub struct ProcessSettings<'a> {
 }
 
 impl Hop {
-    /// Opens the listeners of a hop whose processes run as `user` or, if `user` is `None`, as the
-    /// agent's user. Errors: an address cannot be used.
-    pub fn open(definition: Definition, user: Option<u32>) -> Result<Hop> {
+    /// Opens the listeners of a hop whose processes run as the agent's user. Errors: an address
+    /// cannot be used.
+    pub fn open(definition: Definition) -> Result<Hop> {
         let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
         let open = |at| {
             let listener = tcp::listen(at, BACKLOG, options);
-            listener.with_context(|| format!("hop {}: cannot listen at {at}", definition.name))
+            listener.with_context(|| format!("cannot listen at {at}"))
         };
         let listeners = definition.listen.iter().copied().map(open).collect::<Result<_>>()?;
-        let (state, pause, fault) = (State::Idle, Duration::ZERO, None);
-        Ok(Hop { definition, listeners, user, state, pause, starts: 0, failures: 0, fault })
+        let (state, pause) = (State::Idle, Duration::ZERO);
+        let (starts, failures, user, fault) = (0, 0, None, None);
+        Ok(Hop { definition, listeners, user, state, pause, starts, failures, fault })
     }
 
     /// Returns whether a client may start a process.
@@ -288,7 +289,7 @@ mod tests {
             sees_syns: false,
             meaning: String::new(),
         };
-        let mut hop = Hop::open(definition, None).unwrap();
+        let mut hop = Hop::open(definition).unwrap();
         assert_eq!(hop.failed("it failed".to_owned()), Ended::Failed(RESTART_DELAY));
         hop.resume();
         assert!(!hop.is_idle(), "the pause has just begun");

@@ -18,7 +18,8 @@ pub fn encode(status: &AgentStatus) -> String {
         page.family(name, kind, help);
         page.sample(own, value);
     }
-    page.family("viaduct_trouble", Kind::Gauge, "1 while the last process of a hop has failed.");
+    let help = "1 while the last process of a hop has failed, or a hop has no listener.";
+    page.family("viaduct_trouble", Kind::Gauge, help);
     page.sample(&[], u8::from(!status.troubles().is_empty()));
     page.finish()
 }

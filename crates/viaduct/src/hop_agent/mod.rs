@@ -16,6 +16,7 @@
 //! | `hop` | a hop: its listeners, its process, its counters |
 //! | `directory` | directories of the hops |
 //! | `agent` | event loop |
+//! | `reload` | reload of the definitions; hops that wait for their listeners |
 //! | `readiness` | readiness of the tap, listeners and processes |
 //! | `syns` | tap of the SYNs to all hops |
 //! | `status`, `metrics` | state of the agent for the operator |
@@ -26,6 +27,7 @@ mod directory;
 mod hop;
 pub mod metrics;
 mod readiness;
+mod reload;
 pub mod status;
 mod syns;
 

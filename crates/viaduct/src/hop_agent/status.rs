@@ -30,7 +30,8 @@ pub struct AgentHop {
     pub starts: u64,
     /// Number of processes that failed.
     pub failures: u64,
-    /// Reason why the last process failed; cleared once a process has ended normally.
+    /// Reason why the hop has no listener yet; or why the last process failed, which is cleared
+    /// once a process has ended normally.
     pub fault: Option<String>,
 }
 
@@ -40,7 +41,7 @@ impl AgentStatus {
         self.hops.iter().filter(|hop| hop.pid.is_some()).count()
     }
 
-    /// Returns a line for each hop whose last process failed.
+    /// Returns a line for each hop whose last process failed, or which has no listener.
     pub fn troubles(&self) -> Vec<String> {
         let of = |hop: &AgentHop| Some(format!("hop {}: {}", hop.name, hop.fault.as_ref()?));
         self.hops.iter().filter_map(of).collect()

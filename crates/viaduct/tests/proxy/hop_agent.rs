@@ -63,6 +63,18 @@ impl World {
         Ok(())
     }
 
+    /// Listener of the server.
+    fn listen(&self) -> TcpListener {
+        let bind = || TcpListener::bind(("10.3.0.2", SERVER)).unwrap();
+        self.chain.server().netns().enter(bind).unwrap()
+    }
+
+    /// Connects the client to a port of the hops.
+    fn connect(&self, port: u16) -> std::io::Result<TcpStream> {
+        let to = socket(&format!("10.1.0.2:{port}"));
+        self.chain.client().netns().enter(|| TcpStream::connect(to)).unwrap()
+    }
+
     /// Status of the hop with this name, if it is defined.
     fn hop(&self, name: &str) -> Option<Value> {
         let status = status(&self.agent);
@@ -181,21 +193,39 @@ fn hops_are_added_and_removed_by_a_reload_and_a_killed_process_is_replaced() {
 }
 
 #[test]
+fn a_hop_gets_the_address_and_the_name_of_a_removed_hop_that_still_has_flows() {
+    let world = World::new(&hops(&["a"], "").replace(IDLE, "1m"));
+    let server = world.listen();
+    let flow = || (world.connect(7001).unwrap(), server.accept().unwrap());
+    let first = flow();
+    let is_open = |name: &str| world.hop(name).is_some_and(|hop| hop["fault"].is_null());
+    world.agent.reload_hops(&hops(&["c"], "").replace(IDLE, "1m")).unwrap();
+    world.wait_until("c has the address of a", |_| is_open("c"));
+    let second = flow();
+    assert!(world.pid("a").is_some(), "the first flow continues");
+
+    world.agent.reload_hops(&hops(&["a"], "").replace(IDLE, "1m")).unwrap();
+    world.wait_until("a is defined again", |world| {
+        let status = status(&world.agent).to_string();
+        status.contains("the removed hop of this name has not ended")
+    });
+    drop((first, second));
+    let count = |world: &World| status(&world.agent)["hops"].as_array().unwrap().len();
+    world.wait_until("only the new a is left", |world| count(world) == 1 && is_open("a"));
+    flow();
+}
+
+#[test]
 fn a_reload_during_a_drain_opens_no_listener() {
     let mut world = World::new(&hops(&["a", "b"], "").replace(IDLE, "1m"));
-    let bind = || TcpListener::bind(("10.3.0.2", SERVER)).unwrap();
-    let server = world.chain.server().netns().enter(bind).unwrap();
-    let connect = |port: u16| {
-        let to = socket(&format!("10.1.0.2:{port}"));
-        world.chain.client().netns().enter(|| TcpStream::connect(to)).unwrap()
-    };
-    let flow = (connect(7001).unwrap(), server.accept().unwrap());
+    let server = world.listen();
+    let flow = (world.connect(7001).unwrap(), server.accept().unwrap());
     let agent = Pid::from_raw(world.agent.process().id().cast_signed()).unwrap();
     kill_process(agent, Signal::TERM).unwrap();
-    world.wait_until("the listener is closed", |_| connect(7002).is_err());
+    world.wait_until("the listener is closed", |world| world.connect(7002).is_err());
     kill_process(agent, Signal::HUP).unwrap();
     thread::sleep(Duration::from_millis(200));
-    connect(7002).unwrap_err();
+    world.connect(7002).unwrap_err();
     drop((flow, server));
     let ended = world.agent.process().wait_for(CHANGE_TIMEOUT, || false).unwrap();
     assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
