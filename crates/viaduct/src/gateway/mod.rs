@@ -210,11 +210,11 @@ impl Gateway {
         });
         let ended = ended.fold(Ok(()), Result::and);
         let restored = match upgrader.settle() {
-            true => {
+            Some(_) => {
                 system.leave();
                 Ok(())
             }
-            false => system.restore(),
+            None => system.restore(),
         };
         ended.context("the packet thread failed; traffic continues unprotected")?;
         restored?;

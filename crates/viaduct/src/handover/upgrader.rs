@@ -4,6 +4,7 @@ use std::env;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use crate::status_socket::SocketFile;
 
 /// Time limit of the wait for the exit status of a process that has closed its connection.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
+const IN_PROGRESS: &str = "another upgrade is in progress";
 
 /// Result of an upgrade, for the control side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +83,12 @@ pub struct Upgrader {
     socket: PathBuf,
     service: Box<dyn Handover>,
     outcomes: UnboundedSender<Outcome>,
-    /// Locked during an attempt; true once another process serves.
-    is_released: Mutex<bool>,
+    /// Locked during an attempt. Process ID of the process that serves now, if it is another one.
+    successor: Mutex<Option<u32>>,
     /// Connection to the new process, while it may still fail to take over.
     attempt: Mutex<Option<OwnedFd>>,
+    /// True once this process ends: no further attempt begins.
+    is_ending: AtomicBool,
 }
 
 impl Upgrader {
@@ -96,8 +100,8 @@ impl Upgrader {
         service: Box<dyn Handover>,
         outcomes: UnboundedSender<Outcome>,
     ) -> Upgrader {
-        let (is_released, attempt) = (Mutex::new(false), Mutex::new(None));
-        Upgrader { program, socket, service, outcomes, is_released, attempt }
+        let (successor, attempt, is_ending) = Default::default();
+        Upgrader { program, socket, service, outcomes, successor, attempt, is_ending }
     }
 
     /// Returns whether SIGHUP asks for an upgrade: the program's file was replaced since this
@@ -115,24 +119,30 @@ impl Upgrader {
         is_replaced && is_followed
     }
 
-    /// Aborts the attempt in progress, if there is one, because this process ends. Returns whether
-    /// another process serves.
-    pub fn settle(&self) -> bool {
+    /// Aborts the attempt in progress, if there is one, and refuses further ones, because this
+    /// process ends. Returns the ID of the process that serves, if it is another one.
+    pub fn settle(&self) -> Option<u32> {
+        // An attempt that does not see the flag has stored its connection before.
+        self.is_ending.store(true, Ordering::SeqCst);
         if let Some(socket) = &*lock(&self.attempt) {
             // If the new process has taken over just before, its message is still received.
             let _ = shutdown(socket, Shutdown::Both);
         }
-        *lock(&self.is_released)
+        *lock(&self.successor)
     }
 
-    /// Upgrades to the program's file in a thread. A failure is logged, and reported.
+    /// Upgrades to the program's file in a thread. A failure is logged, and reported to the control
+    /// side, unless another upgrade is in progress.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn begin(self: &Arc<Self>) -> std::io::Result<()> {
         let this = self.clone();
         let run = move || {
-            if let Err(error) = this.upgrade(None, |_| ()) {
+            let Ok(successor) = this.successor.try_lock() else {
+                return error!("not upgraded: {IN_PROGRESS}");
+            };
+            if let Err(error) = this.attempt(successor, None, |_| ()) {
                 error!("not upgraded: {error:#}");
                 let _ = this.outcomes.send(Outcome::Failed);
             }
@@ -147,13 +157,24 @@ impl Upgrader {
     /// # Errors
     /// The new process cannot take over. This process continues, with all flows and peers.
     pub fn upgrade(&self, program: Option<&Path>, tell: impl FnOnce(&Report)) -> Result<()> {
-        let locked = self.is_released.try_lock();
-        let mut is_released = locked.map_err(|_| anyhow!("another upgrade is in progress"))?;
-        if *is_released {
+        let successor = self.successor.try_lock().map_err(|_| anyhow!(IN_PROGRESS))?;
+        self.attempt(successor, program, tell)
+    }
+
+    fn attempt(
+        &self,
+        mut successor: MutexGuard<'_, Option<u32>>,
+        program: Option<&Path>,
+        tell: impl FnOnce(&Report),
+    ) -> Result<()> {
+        if successor.is_some() {
             bail!("another process has taken over already: try again");
         }
         let (ours, theirs) = seqpacket::pair().context("cannot connect to a new process")?;
         *lock(&self.attempt) = Some(ours.try_clone()?);
+        if self.is_ending.load(Ordering::SeqCst) {
+            bail!("the service is stopping");
+        }
         let channel = Channel::new(ours, START_TIMEOUT)?;
         let mut process = self.start(program, &theirs)?;
         drop(theirs);
@@ -169,10 +190,10 @@ impl Upgrader {
                 return Err(error);
             }
         };
-        *is_released = true;
-        drop(is_released);
-        self.service.leave();
         let (old, new) = (std::process::id(), process.id());
+        *successor = Some(new);
+        drop(successor);
+        self.service.leave();
         notify_main_process(new);
         // Until the status socket is replaced, its clients find this process.
         socket.wait_until_replaced();
@@ -260,4 +281,50 @@ fn ended(process: &mut Process) -> anyhow::Error {
         "the new process has ended{status} before it has taken over: the log has its error; a \
          version that does not know {OPTION} needs a restart"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::error::TryRecvError;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    struct Service;
+
+    impl Handover for Service {
+        fn send_service(&self, _: &Channel) -> Result<()> {
+            Ok(())
+        }
+
+        fn send_state(&self, _: &Channel) -> Result<HandedOver> {
+            Ok(HandedOver::default())
+        }
+
+        fn take_back(&self) {}
+
+        fn leave(&self) {}
+
+        fn end(&self) {}
+    }
+
+    #[test]
+    fn no_second_attempt_begins_and_none_once_the_process_ends() {
+        let (send, mut outcomes) = unbounded_channel();
+        let program = ProgramFile { path: "/bin/false".into(), running: None };
+        let upgrader = Upgrader::new(program, "/none.sock".into(), Box::new(Service), send);
+        let upgrader = Arc::new(upgrader);
+        let attempt = lock(&upgrader.successor);
+        upgrader.begin().unwrap();
+        while Arc::strong_count(&upgrader) > 1 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(outcomes.try_recv(), Err(TryRecvError::Empty), "no reason for a reload");
+        drop(attempt);
+        upgrader.begin().unwrap();
+        assert_eq!(outcomes.blocking_recv(), Some(Outcome::Failed));
+        assert_eq!(upgrader.settle(), None);
+        let refused = upgrader.upgrade(None, |_| ()).unwrap_err();
+        assert!(refused.to_string().contains("is stopping"), "{refused}");
+    }
 }

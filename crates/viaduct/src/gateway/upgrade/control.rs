@@ -127,9 +127,11 @@ impl UpgradeState {
         }
     }
 
-    /// Waits for the next event.
+    /// Waits for the next event. A failed attempt takes the machine back before its outcome is
+    /// returned.
     pub async fn next(&mut self) -> UpgradeEvent {
         tokio::select! {
+            biased;
             Some(request) = self.requests.recv() => UpgradeEvent::Request(request),
             outcome = next_outcome(Some(&mut self.outcomes)) => UpgradeEvent::Outcome(outcome),
         }
@@ -183,6 +185,9 @@ impl Control {
                         tls: tls.dialled(),
                     })
                 });
+            }
+            UpgradeEvent::Outcome(Outcome::Failed) if self.upgrade.is_active => {
+                warn!("not reloaded: another upgrade is in progress");
             }
             UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
             UpgradeEvent::Outcome(Outcome::Released) => self.upgrade.release(),
