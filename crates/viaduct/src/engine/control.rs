@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -129,7 +130,7 @@ impl Control {
                     }
                 }
                 outcome = next_outcome(self.outcomes.as_mut()) => match outcome {
-                    Outcome::Failed => self.reload(),
+                    Outcome::Failed => if stage == Stage::Up { self.reload() },
                     Outcome::Released => {
                         self.metrics_listener = None;
                         stage = Stage::Released;
@@ -150,8 +151,17 @@ impl Control {
     }
 
     /// Lets flows end. A second call, or the first one after another process has taken over, ends
-    /// the workers immediately.
+    /// the workers immediately. An upgrade in progress is aborted; if the new process has just
+    /// taken over, the signal is passed on to it.
     fn stop(&self, stage: &mut Stage) {
+        if *stage == Stage::Up
+            && let Some(successor) = self.upgrader.as_ref().and_then(|upgrader| upgrader.settle())
+        {
+            if let Some(process) = Pid::from_raw(successor.cast_signed()) {
+                let _ = kill_process(process, Signal::TERM);
+            }
+            return;
+        }
         if *stage != Stage::Released {
             notify(Phase::Stopping);
         }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::upgrade::upgrade;
 
@@ -204,6 +205,38 @@ fn a_new_process_that_fails_at_any_step_leaves_all_as_it_was() {
     assert_eq!(server.read(&mut [0]).unwrap(), 0);
     drop((client, server));
     new.end().unwrap();
+}
+
+#[test]
+fn a_stop_aborts_an_upgrade_in_progress_and_refuses_further_ones() {
+    let mut world = World::new("delay=1ms");
+    let (ip, run_dir) = (world.addresses()[0], world.proxy.directory().to_owned());
+    let listener = world.listen(ip);
+    let mut client = world.connect(ip).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let held = run_dir.join("held");
+    let steps = format!(
+        "hello(1, 1)\ns.recv(99999)\nopen('{}', 'w').close()\ns.recv(99999)",
+        held.display()
+    );
+    let program = program(&run_dir, "program", &steps).display().to_string();
+    let error = thread::scope(|scope| {
+        let upgrading = scope.spawn(|| failure(&run_dir, &["--program", &program]));
+        while !held.exists() {
+            assert!(!upgrading.is_finished(), "the program does not start");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        upgrading.join().unwrap()
+    });
+    assert!(error.contains("nothing has changed"), "{error}");
+    assert!(!error.contains("does not answer"), "the new process was waited for: {error}");
+    let error = failure(&run_dir, &[]);
+    assert!(error.contains("the service is stopping"), "{error}");
+    echo(&mut client, &mut server);
+    drop((client, server));
+    assert!(world.proxy.process().wait().unwrap().success());
 }
 
 #[test]
