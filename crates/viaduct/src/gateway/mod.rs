@@ -84,7 +84,7 @@ use wan_port::WanPort;
 use worker::Worker;
 use workers::{ToWorkers, WorkerLife, Workers};
 
-use crate::handover::ConfigText;
+use crate::handover::{ConfigText, ProgramFile};
 use crate::notify::{Phase, notify};
 use crate::settings::Settings;
 use crate::settings::thread::ProxyThread;
@@ -102,7 +102,7 @@ pub fn run(path: &Path, registry: Registry, takeover: Option<RawFd>) -> Result<(
         return upgrade::run(path, registry, socket);
     }
     let mut signals = Signals::register()?;
-    let source = ConfigSource::new(path, registry, ConfigText::default());
+    let source = ConfigSource::new(path, registry, ConfigText::default())?;
     let Some((mut site, split)) = wait_for_prerequisites(&source, &mut signals)? else {
         return Ok(());
     };
@@ -265,17 +265,21 @@ fn resolve(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Op
     resolve_all(config).with_context(|| path.display().to_string())
 }
 
-/// Path of the config, the text of the config in force, and the handlers that it may name.
+/// Path of the config, the text of the config in force, the handlers that it may name, and the file
+/// of the program that reads it.
 #[derive(Debug)]
 struct ConfigSource {
     path: PathBuf,
     registry: Registry,
     text: ConfigText,
+    program: ProgramFile,
 }
 
 impl ConfigSource {
-    fn new(path: &Path, registry: Registry, text: ConfigText) -> ConfigSource {
-        ConfigSource { path: path.to_owned(), registry, text }
+    /// Must be called right after the start: later the program's file may have been replaced.
+    fn new(path: &Path, registry: Registry, text: ConfigText) -> Result<ConfigSource> {
+        let program = ProgramFile::running()?;
+        Ok(ConfigSource { path: path.to_owned(), registry, text, program })
     }
 
     /// Loads the config, and resolves it on this machine, for packets and for flows. Also returns

@@ -121,7 +121,7 @@ impl Channel {
 }
 
 /// File of the running program.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ProgramFile {
     path: PathBuf,
     /// Device and inode of the file that runs.

@@ -279,3 +279,32 @@ fn sighup_upgrades_to_a_replaced_program_if_the_manager_follows_the_new_process(
     second.end().unwrap();
     unfollowed.end().unwrap();
 }
+
+#[test]
+fn a_gateway_that_waited_at_its_start_upgrades_to_the_program_installed_meanwhile() {
+    let mut world = world((1500, 1500), "rate=100M,delay=1ms");
+    let node = world.dumbbell.gateway_a().clone();
+    let gateways = world.protect(&GatewaySpec::default()).unwrap();
+    gateways.a.stop().unwrap();
+    let (a, directory) = (&gateways.a, gateways.directory());
+    let config = fs::read_to_string(a.config()).unwrap();
+    fs::write(a.config(), config + "\n[metrics]\nlisten = \"10.99.0.1:9100\"\n").unwrap();
+    let program = directory.join("program");
+    let install = || {
+        let new = program.with_extension("new");
+        copy_program(Path::new(env!("CARGO_BIN_EXE_viaduct")), &new).unwrap();
+        fs::rename(new, &program).unwrap();
+    };
+    install();
+    let mut command = node.command(&program.to_string_lossy());
+    let log = fs::File::options().append(true).open(directory.join("a.log")).unwrap();
+    command.arg("gateway").arg("-c").arg(a.config()).stderr(log);
+    let _first = node.spawn(command).unwrap();
+    eventually(a, "the gateway waits", || a.log().contains("waiting: [metrics] listen"));
+    install();
+    node.run("ip", &["address", "add", "10.99.0.1/32", "dev", "lo"]).unwrap();
+    eventually(a, "the gateway is up", || a.status().is_ok());
+    let second = upgrade(directory, &["--name", "site-a"]).unwrap();
+    assert_eq!(a.status().unwrap().pid, second.id());
+    second.end().unwrap();
+}

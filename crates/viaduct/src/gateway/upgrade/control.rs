@@ -16,7 +16,7 @@ use crate::gateway::listeners::Listeners;
 use crate::gateway::site::Site;
 use crate::gateway::system::System;
 use crate::gateway::workers::ToWorkers;
-use crate::handover::{ConfigText, Outcome, ProgramFile, Upgrader, next_outcome};
+use crate::handover::{ConfigText, Outcome, Upgrader, next_outcome};
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, either};
 
@@ -66,7 +66,7 @@ impl UpgradeState {
             control,
             is_left: is_left.clone(),
         };
-        let (program, socket) = (ProgramFile::running()?, site.config.socket());
+        let (program, socket) = (source.program.clone(), site.config.socket());
         let upgrader = Upgrader::new(program, socket, Box::new(service), outcome);
         let upgrader = Arc::new(upgrader);
         Ok(UpgradeState {

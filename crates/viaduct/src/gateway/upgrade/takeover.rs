@@ -175,7 +175,7 @@ fn prepare(
     let (flows, loops) = flows.unzip();
     let marks = (record.offloads_off, record.mark as usize);
     let system = System::take_over(&site, marks, locks, flows.as_ref())?;
-    let source = ConfigSource::new(path, registry, ConfigText::new(Some(text)));
+    let source = ConfigSource::new(path, registry, ConfigText::new(Some(text)))?;
     let ports = Ports { udp, second, fake_tcp, injector };
     let inherited = Some((state, listeners));
     let flows = (flows, tls);
