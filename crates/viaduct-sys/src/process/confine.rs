@@ -6,8 +6,8 @@
 //!     ──▶ namespaces: mounts, with some directories hidden; IPC; host name
 //!     ──▶ limits: memory, descriptors, no core dump
 //!     ──▶ no capabilities; no program can gain any; a user of its own, if the parent is root
-//!     ──▶ Landlock: system files to read, one directory to write; no TCP listeners; no signals to
-//!         other processes
+//!     ──▶ Landlock: system files to read, one directory for sockets and empty files; no TCP
+//!         listeners; no signals to other processes
 //! ```
 //!
 //! The PID namespace, which the parent has created, prevents this process from signalling other
@@ -48,7 +48,7 @@ const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 pub struct Confinement {
     /// User and group of the process; `None` if it keeps those of its parent.
     pub user: Option<u32>,
-    /// Maximum size of its writable memory, in bytes.
+    /// Maximum size of its private writable memory, in bytes.
     pub memory: u64,
     /// Maximum number of its descriptors.
     pub descriptors: u64,
@@ -89,9 +89,10 @@ impl FromStr for Confinement {
 }
 
 impl Confinement {
-    /// Confines this process. It may then write only to the current directory, and the `hidden`
-    /// directories appear empty. There must be no other thread. Errors: a privilege or a kernel
-    /// feature is missing, or the parent has ended. After an error the process must end.
+    /// Confines this process. It may then create files only in the current directory, and only
+    /// sockets and empty files; the `hidden` directories appear empty. There must be no other
+    /// thread. Errors: a privilege or a kernel feature is missing, or the parent has ended. After
+    /// an error the process must end.
     pub fn enter(&self, hidden: &[&Path]) -> io::Result<()> {
         let named = |what: &'static str| {
             move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
@@ -168,7 +169,7 @@ fn restrict_files() -> io::Result<()> {
     let rules = Ruleset::of_everything(BIND_TCP)?;
     let open = |path: &Path| File::options().read(true).custom_flags(libc::O_PATH).open(path);
     let own = open(Path::new("."))?;
-    rules.allow(own.as_fd(), files::READ | files::WRITE)?;
+    rules.allow(own.as_fd(), files::READ | files::CREATE)?;
     let resolver = fs::canonicalize(RESOLVER).ok();
     let resolver = resolver.as_deref().and_then(Path::parent);
     for path in READABLE.into_iter().chain(["/proc/self"]).map(Path::new).chain(resolver) {
@@ -190,6 +191,7 @@ mod tests {
     use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
     use super::*;
+    use crate::process::dir_lock::DirLock;
     use crate::process::{Process, die_with_parent};
 
     /// Environment variable that is set in the confined child of the test.
@@ -240,13 +242,16 @@ mod tests {
         listener.accept().unwrap();
         UdpSocket::bind("127.0.0.1:0").unwrap();
         UnixListener::bind("own.sock").unwrap();
-        fs::write("own", "text").unwrap();
+        drop(DirLock::take(Path::new(".")).unwrap());
+        File::options().read(true).mode(0o600).custom_flags(libc::O_CREAT).open("own").unwrap();
         fs::read_to_string("/etc/passwd").unwrap();
         let denied = |error: io::Error| {
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
         };
         denied(TcpListener::bind("127.0.0.1:0").unwrap_err());
-        denied(fs::write("/tmp/other", "text").unwrap_err());
+        for file in ["own", "own.new", "/tmp/other"] {
+            denied(fs::write(file, "text").unwrap_err());
+        }
         denied(fs::read("/proc/1/status").unwrap_err());
         denied(std::process::Command::new("/bin/true").status().unwrap_err());
         assert_eq!(std::process::id(), 1, "the first process of its namespace");

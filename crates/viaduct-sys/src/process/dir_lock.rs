@@ -33,12 +33,17 @@ impl DirLock {
     pub fn take(directory: &Path) -> io::Result<DirLock> {
         let path = file_in(directory);
         let mut open = OpenOptions::new();
-        // The directory's owner may have put a link or a pipe in place of the file.
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        open.write(true).create(true).mode(0o600).custom_flags(flags);
+        // The directory's owner may have put a link or a pipe in place of the file. A confined
+        // process may create files, but not write to them.
+        let flags = libc::O_CREAT | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        open.read(true).mode(0o600).custom_flags(flags);
         let until = Instant::now() + HOLD_TIMEOUT;
         loop {
             let file = open.open(&path)?;
+            if !file.metadata()?.is_file() {
+                let other = format!("{} is not a regular file", path.display());
+                return Err(io::Error::new(ErrorKind::InvalidInput, other));
+            }
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
                     thread::sleep(RETRY_INTERVAL);

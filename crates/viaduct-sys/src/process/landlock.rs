@@ -27,8 +27,8 @@ const SCOPES: u64 = 3;
 pub(crate) mod files {
     /// Read a file, list a directory.
     pub(crate) const READ: u64 = 1 << 2 | 1 << 3;
-    /// Write, truncate and remove a file; create a regular file or a socket.
-    pub(crate) const WRITE: u64 = 1 << 1 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 14;
+    /// Create a socket or an empty regular file, and remove a file. Files cannot be written.
+    pub(crate) const CREATE: u64 = 1 << 5 | 1 << 8 | 1 << 9;
     /// All rights, by the version that introduced them.
     pub(super) const ALL: [(libc::c_long, u64); 4] =
         [(1, 0x1fff), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15)];

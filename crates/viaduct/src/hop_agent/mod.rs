@@ -63,7 +63,7 @@ pub struct HopAgentArgs {
     /// Idle time after which a hop's process ends, unless the hop sets its own idle-exit
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = wait)]
     idle_exit: Duration,
-    /// Maximum memory of each hop's process
+    /// Maximum private memory of each hop's process
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = memory)]
     memory: usize,
     /// Listen address of the Prometheus metrics
