@@ -16,6 +16,11 @@ pub const PERIOD: &str = "1day";
 /// Number of hexadecimal digits of a secret.
 const DIGITS: usize = 64;
 
+/// Form of a file, for errors.
+const EXPECTED: &str = "a mistake, or an unknown or missing key; the keys are `period` (a time, \
+    such as \"1day\") and `keep` (a number), and in each [[root]] `number` (a number), `secret` \
+    (64 hexadecimal digits in quotes) and `from` (a time in quotes)";
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -48,7 +53,10 @@ pub fn parse(text: &str) -> Result<Rotation> {
 fn read(text: &str) -> Result<(u64, u8, Vec<Root>)> {
     let file: File = toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
-        anyhow!("{}{}", text::position(text, at), text::explain(text, at, error.message()))
+        // The parser's message may quote a value, and so a secret at the wrong place.
+        let line = text::position(text, at);
+        let line = line.split_inclusive(": ").next().unwrap_or_default();
+        anyhow!("{line}{EXPECTED}")
     })?;
     let roots = file.root.iter().map(|table| {
         let number = table.number;
@@ -157,6 +165,13 @@ mod tests {
         assert!(wrong("\"ab", "\"b").contains("root 0: 64 hexadecimal digits"));
         assert!(wrong("1970", "197").contains("root 0: from: a time such as"));
         assert!(wrong("number = 0", "number = 8").contains("a number from 0 to 7"));
-        assert!(wrong("\nsecret", "\nsecrets").contains("unknown key"));
+        assert!(wrong("\nsecret", "\nsecrets").contains("unknown or missing key"));
+        let digits = format!("\"{}\"", "ab".repeat(32));
+        for (key, value) in [("period", "\"1day\""), ("keep", "1"), ("number", "0")] {
+            wrong(&format!("{key} = {value}"), &format!("{key} = {digits}"));
+        }
+        wrong("from = \"1970-01-01T00:00:00Z\"", &format!("from = {digits}"));
+        wrong("keep = 1", &format!("{digits} = 1"));
+        wrong(&format!("secret = {digits}"), &digits);
     }
 }
