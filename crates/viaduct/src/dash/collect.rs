@@ -1,6 +1,5 @@
 //! Reads the status of all services concurrently.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,15 +9,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::run_dir::listed;
-use crate::status::client::{self, ServiceStatus, Unread};
+use crate::status::client::{self, MAX_ANSWER, ServiceStatus, Unread};
 
 /// Maximum number of services.
 pub(super) const MAX_SERVICES: usize = 64;
 /// Time within which a service must answer. While a service does not answer, samples are taken at
 /// this interval.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(800);
-/// Maximum length of an answer in bytes: enough for 4096 peers.
-const MAX_ANSWER: u64 = 16 << 20;
 
 /// Name of a service, and its status or the reason why there is none.
 pub(super) type Answer = (String, Result<ServiceStatus, String>);
@@ -57,19 +54,37 @@ pub(super) async fn answers(directories: &[PathBuf]) -> Answers {
 }
 
 async fn answer((name, socket): (String, PathBuf)) -> Answer {
-    let status = match timeout(ANSWER_TIMEOUT, read(&socket)).await {
-        Ok(Ok(text)) => serde_json::from_slice(&text).map_err(Unread::Unknown),
-        Ok(Err(error)) => Err(Unread::from(error)),
-        Err(_) => Err(Unread::Silent),
-    };
+    let status = timeout(ANSWER_TIMEOUT, read(&socket)).await.unwrap_or(Err(Unread::Silent));
     (name, status.map_err(|reason| reason.to_string()))
 }
 
-async fn read(socket: &Path) -> io::Result<Vec<u8>> {
+async fn read(socket: &Path) -> Result<ServiceStatus, Unread> {
     let mut stream = UnixStream::connect(socket).await?;
     // Half-closing tells an overlay node that no request follows.
     stream.shutdown().await?;
     let mut text = Vec::new();
-    stream.take(MAX_ANSWER).read_to_end(&mut text).await?;
-    Ok(text)
+    stream.take(MAX_ANSWER as u64 + 1).read_to_end(&mut text).await?;
+    if text.is_empty() || text.len() > MAX_ANSWER {
+        return Err(Unread::Silent);
+    }
+    serde_json::from_slice(&text).map_err(Unread::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_service_that_ends_before_it_answers_is_not_of_another_version() {
+        let dir = std::env::temp_dir().join(format!("viaduct-dash-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("a.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let ended = tokio::spawn(async move { drop(listener.accept().await.unwrap()) });
+        assert!(matches!(read(&path).await, Err(Unread::Silent)));
+        ended.await.unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -26,7 +26,7 @@ use crate::status_socket;
 /// Time within which the complete answer must arrive, longer than any service takes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer: more than the status of 4096 peers needs.
-const MAX_ANSWER: usize = 64 << 20;
+pub(crate) const MAX_ANSWER: usize = 64 << 20;
 /// Maximum number of services that are read at the same time.
 const MAX_READERS: usize = 32;
 
