@@ -1,5 +1,6 @@
 //! Event loop of the agent: SYNs, clients, ended processes, signals, the status socket.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -211,14 +212,20 @@ impl Service {
         }
     }
 
+    fn allows(&self, key: usize, client: IpAddr) -> bool {
+        self.agent.hops.get(key).is_some_and(|hop| hop.definition.allows(client))
+    }
+
     fn handle(&mut self, ready: Ready) -> Result<()> {
         match ready {
             Ready::Tap => {
                 let mut packet = [0; SNAP];
                 for _ in 0..MAX_SYNS {
                     match self.syns.read(&mut packet) {
-                        SynRead::ToHop(key, syn) => self.want(key, syn),
-                        SynRead::Other => {}
+                        SynRead::ToHop(key, client, syn) if self.allows(key, client) => {
+                            self.want(key, syn);
+                        }
+                        SynRead::ToHop(..) | SynRead::Other => {}
                         SynRead::Empty => break,
                     }
                 }

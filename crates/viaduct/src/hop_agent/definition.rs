@@ -10,17 +10,19 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::{fs, io};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use ipnet::IpNet;
 use toml::{Table, Value};
 use viaduct_proto::flow::Registry;
 
 use super::HopAgentArgs;
 use crate::engine::destination::Target;
 use crate::engine::outbound::HopSignalling;
+use crate::engine::policy::holds;
 use crate::settings::Settings;
 use crate::text;
 
@@ -40,6 +42,8 @@ pub struct Definition {
     pub name: String,
     /// Listening addresses.
     pub listen: Vec<SocketAddr>,
+    /// Permitted addresses of clients; empty if all are permitted.
+    pub allow_from: Vec<IpNet>,
     /// Config of the hop's process.
     pub config: String,
     /// Maximum number of descriptors of the process.
@@ -48,6 +52,13 @@ pub struct Definition {
     pub sees_syns: bool,
     /// Meaning of the config as text, for the operator; empty while the agent runs.
     pub meaning: String,
+}
+
+impl Definition {
+    /// Returns whether a client with this address may use the hop.
+    pub fn allows(&self, client: IpAddr) -> bool {
+        self.allow_from.is_empty() || holds(&self.allow_from, client)
+    }
 }
 
 /// Reads all definitions. Errors: a line with the position, the mistake and a correct form.
@@ -143,6 +154,10 @@ fn define(args: &HopAgentArgs, mut table: Table, registry: &Registry) -> Result<
     Ok(Definition {
         name: engine.name.clone(),
         listen: engine.listen.clone(),
+        allow_from: match &engine.target {
+            Target::Requested(terms) => terms.from.clone(),
+            _ => Vec::new(),
+        },
         descriptors: 2 * engine.limits.flows as u64 + OTHER_DESCRIPTORS,
         sees_syns: engine.limits.early.is_some() && engine.target.may_be_in_syn(),
         meaning: settings.to_string(),
@@ -244,6 +259,22 @@ mod tests {
         assert!(a.config.contains("idle-exit = \"5s\"") && b.config.contains("idle-exit = \"1m\""));
         assert!(a.config.contains("tell = \"proxy-tfo\"") && !b.config.contains("tell"));
         assert!(a.config.contains("run-dir = \".\"") && a.sees_syns);
+    }
+
+    #[test]
+    fn clients_outside_of_allow_from_are_known() {
+        let asked =
+            "expect = 'proxy'\nallow-from = ['10.0.0.0/8', 'fd00::/16']\nallow-to = '::/0'\n";
+        let hop = HOP.replace("to = '127.0.0.1:80'\n", asked);
+        let all = loaded(
+            "hops-from",
+            &format!("{hop}{}", HOP.replace("'a'", "'b'").replace("7001", "7002")),
+        )
+        .unwrap();
+        let allows = |n: usize, client: &str| all[n].allows(client.parse().unwrap());
+        assert!(allows(0, "10.1.0.1") && allows(0, "::ffff:10.1.0.1") && allows(0, "fd00::1"));
+        assert!(!allows(0, "192.0.2.1") && !allows(0, "fd01::1"));
+        assert!(allows(1, "192.0.2.1"), "a hop with a fixed server has no allow-from");
     }
 
     #[test]

@@ -284,6 +284,7 @@ mod tests {
         let definition = Definition {
             name: "a".to_owned(),
             listen: vec![([127, 0, 0, 1], 0).into()],
+            allow_from: Vec::new(),
             config: String::new(),
             descriptors: 0,
             sees_syns: false,

@@ -11,6 +11,8 @@ use viaduct_proto::split::syn::Syn;
 use viaduct_sys::capture::filter::SynFilter;
 use viaduct_sys::capture::syn::{SNAP, SynTap};
 
+use crate::engine::destination::is_here;
+
 /// Maximum number of ports in the kernel's filter. If there are more, the filter passes SYNs to all
 /// ports.
 const MAX_PORTS: usize = 128;
@@ -20,8 +22,8 @@ const MAX_PREFIXES: usize = 64;
 
 /// Result of a read.
 pub enum SynRead<'a> {
-    /// Key of a hop, and a SYN to that hop.
-    ToHop(usize, &'a [u8]),
+    /// Key of a hop, the source of a SYN to that hop, and the SYN. The source may be forged.
+    ToHop(usize, IpAddr, &'a [u8]),
     /// A SYN to another address, or a failed read.
     Other,
     /// No SYN is queued.
@@ -71,22 +73,27 @@ impl Syns {
                 return SynRead::Other;
             }
         };
-        match Syn::parse(&packet[..length]).and_then(|of| self.hop(of.tuple.to)) {
-            Some(hop) => SynRead::ToHop(hop, &packet[..length]),
+        let Some(Syn { tuple, .. }) = Syn::parse(&packet[..length]) else { return SynRead::Other };
+        match self.hop(tuple.to, is_here) {
+            Some(hop) => SynRead::ToHop(hop, tuple.client.ip(), &packet[..length]),
             None => SynRead::Other,
         }
     }
 
     /// Returns the key of the hop that listens at `to`, or at the unspecified address with the same
-    /// port.
-    fn hop(&self, to: SocketAddr) -> Option<usize> {
+    /// port if `to` is an address of this machine: the tap also sees SYNs that are forwarded.
+    fn hop(&self, to: SocketAddr, is_here: impl Fn(SocketAddr) -> bool) -> Option<usize> {
+        if let Some(hop) = self.hops.get(&to) {
+            return Some(*hop);
+        }
         let v6 = IpAddr::from(Ipv6Addr::UNSPECIFIED);
         let own = match to.ip() {
             IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
             IpAddr::V6(_) => v6,
         };
-        let places = [to.ip(), own, v6].map(|ip| SocketAddr::new(ip, to.port()));
-        places.iter().find_map(|at| self.hops.get(at)).copied()
+        let places = [own, v6].map(|ip| SocketAddr::new(ip, to.port()));
+        let hop = places.iter().find_map(|at| self.hops.get(at)).copied();
+        hop.filter(|_| is_here(to))
     }
 }
 
@@ -115,10 +122,13 @@ mod tests {
         let hops = [("10.0.0.1:80", 1), ("0.0.0.0:81", 2), ("[::]:82", 3)];
         let hops = hops.into_iter().map(|(text, hop)| (at(text), hop)).collect();
         let syns = Syns { tap: None, hops };
-        let found = |text: &str| syns.hop(at(text));
+        let found = |text: &str| syns.hop(at(text), |_| true);
         assert_eq!((found("10.0.0.1:80"), found("10.0.0.2:80")), (Some(1), None));
         assert_eq!((found("10.0.0.2:81"), found("[fd00::1]:81")), (Some(2), None));
         assert_eq!((found("10.0.0.2:82"), found("[fd00::1]:82")), (Some(3), Some(3)));
+        let forwarded = |text: &str| syns.hop(at(text), |_| false);
+        assert_eq!((forwarded("10.0.0.2:81"), forwarded("[fd00::1]:82")), (None, None));
+        assert_eq!(forwarded("10.0.0.1:80"), Some(1));
     }
 
     #[test]
