@@ -233,7 +233,7 @@ pub fn main(registry: Registry) -> ExitCode {
     match beside.and_then(|()| execute(line, registry)) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("viaduct: {error:#}");
+            stdout::print_error(&format!("{error:#}"));
             failed.map_or(ExitCode::FAILURE, ExitCode::from)
         }
     }
@@ -243,7 +243,7 @@ pub fn main(registry: Registry) -> ExitCode {
 fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
     let Some(failed) = failed.filter(|_| error.use_stderr()) else { error.exit() };
     match run::suggestion(error) {
-        Some(suggestion) => eprintln!("viaduct: {suggestion}"),
+        Some(suggestion) => stdout::print_error(&suggestion),
         // Printing fails if standard error is closed; the exit status then reports the failure.
         None => drop(error.print()),
     }

@@ -31,8 +31,8 @@ pub struct RunDir {
     run_dir: Option<PathBuf>,
 }
 
-/// Parser of the option. Unlike that of a path, it accepts an empty value, which means none: a
-/// variable that is set to nothing counts as unset.
+/// Parser of the option. Unlike clap's parser of paths, it accepts an empty value: an empty
+/// `VIADUCT_RUN_DIR` counts as unset.
 fn directory() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
@@ -89,8 +89,9 @@ impl From<&Path> for RunDir {
 
 /// Directory of the services that the system starts.
 pub const SYSTEM: &str = "/run/viaduct";
-/// Directory of the services that root starts by hand, used if [`SYSTEM`] belongs to another user,
-/// who could replace root's files there: a package gives [`SYSTEM`] to a user of its own.
+/// Directory of the services that root starts by hand, if [`SYSTEM`] belongs to another user. This
+/// is the case if a package is installed, whose services have a user of their own. That user could
+/// replace root's files in [`SYSTEM`].
 pub const ROOT: &str = "/run/viaduct-root";
 /// Directory of a package's hop agent, whose user is not that of the system's services.
 pub const HOPS: &str = "/run/viaduct-hops";

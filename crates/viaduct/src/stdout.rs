@@ -1,4 +1,4 @@
-//! Writing to standard output. A closed pipe, as with `head`, is not an error.
+//! Writing to standard output and standard error. A closed pipe, as with `head`, is not an error.
 
 use std::io::{self, ErrorKind, Write as _};
 
@@ -9,6 +9,11 @@ macro_rules! print_line {
     ($($argument:tt)*) => { $crate::stdout::print(&format!("{}\n", format_args!($($argument)*))) };
 }
 pub(crate) use print_line;
+
+/// Prints a message to standard error. Unlike `eprintln!`, does not panic if that is closed.
+pub fn print_error(message: &str) {
+    let _ = writeln!(io::stderr(), "viaduct: {message}");
+}
 
 /// Prints `text`.
 ///

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::instance_lock::InstanceLock;
 
-/// Max time for which the last threads and descriptors of a killed process may remain.
+/// Max time to wait for the end of a killed process: its last threads and descriptors may exist for
+/// a moment after the signal.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A process, the boot in which it runs, and its network namespace.

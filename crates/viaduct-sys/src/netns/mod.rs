@@ -140,8 +140,9 @@ impl Netns {
         for entry in fs::read_dir("/proc").map_err(NetnsError::Enter)?.flatten() {
             let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|pid| *pid != own).and_then(Pid::from_raw) else { continue };
-            // The pidfd is opened before the check: if another process gets this PID meanwhile, the
-            // signal goes to the process that has ended.
+            // The pidfd is opened before the check. If the process ends and another one gets its
+            // PID in between, the pidfd still refers to the first one, and the signal has no
+            // effect.
             let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
             if fs::metadata(entry.path().join("ns/net")).is_ok_and(|ns| ns.ino() == id) {
                 // A process that has just ended needs no signal.

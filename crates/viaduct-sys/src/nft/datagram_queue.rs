@@ -74,7 +74,8 @@ impl DatagramQueue {
                 Ok(rules) => {
                     return Ok(DatagramQueue { queue, number, rules: Mutex::new(Some(rules)) });
                 }
-                // The table of this number is kept for a process that was killed.
+                // The table of this number still exists: its process was killed, but another one
+                // holds the descriptor that owns the table ([`DatagramQueue::rules`]).
                 Err(error) if number + 1 < END_NUMBER && is_taken(&error) => from = number + 1,
                 Err(error) => return Err(DatagramError::Rules(error)),
             }

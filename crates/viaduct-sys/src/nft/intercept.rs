@@ -113,10 +113,10 @@ impl Intercept {
         })
     }
 
-    /// Returns the rules for all packets, in order. The second rule matches packets of connections
-    /// by their transparent sockets. For a packet to the proxy's port, at any host, the kernel may
-    /// find the proxy's listener instead, which is transparent too; the first rule skips the
-    /// second one if the socket is a listener, which is bound to the wildcard address.
+    /// Returns the rules for all packets, in order. The second rule matches packets whose
+    /// connection has a transparent socket on this machine. It would also match a packet for
+    /// another host whose destination port is the proxy's, because the kernel finds the proxy's
+    /// listener for it. The first rule prevents this: a listener is bound to the wildcard address.
     fn rules(&self) -> [String; 3] {
         [
             "meta l4proto tcp socket wildcard 1 goto selection".to_owned(),
@@ -140,9 +140,9 @@ impl Intercept {
             let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
             let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
             if self.passed_by {
-                // Only packets other than SYNs match. Otherwise a SYN that was remembered, but
-                // forwarded because there was no listener, could be redirected when it is
-                // retransmitted.
+                // Only packets other than SYNs match. A SYN may have been remembered and then
+                // forwarded, because there was no listener; when it is retransmitted, it must be
+                // forwarded, too.
                 rules.push(format!("{matches}{NOT_SYN} {tuple} @{family}_begun {over}"));
                 continue;
             }
@@ -207,9 +207,9 @@ impl Table for Intercept {
     }
 }
 
-/// Returns the definitions of the address sets of `ways`, and for each selector and address family:
-/// the family, and the expression that matches the selector's packets to `ports` (all ports if
-/// empty).
+/// Returns the definitions of the address sets of `ways`, and an entry for each selector and
+/// address family: the family, and the expression for the selector's packets whose destination port
+/// is one of `ports` (any port if empty).
 pub(crate) fn matches(ways: &[Selector], ports: &[u16]) -> (String, Vec<(&'static str, String)>) {
     let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
     let ports = match ports.is_empty() {

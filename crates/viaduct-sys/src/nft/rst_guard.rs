@@ -25,12 +25,12 @@ pub struct RstGuard {
     /// Option mark of incoming packets.
     pub mark: OptionMark,
     /// Local addresses and ports; `0.0.0.0` and `[::]` mean all addresses of their family; empty
-    /// means all addresses and ports. Also empty if read from the journal of an older version,
-    /// which recorded only ports; the table's name is enough to remove the table.
+    /// means all addresses and ports. Also empty in a record of an older version, which had only
+    /// ports: such a record only serves to remove the table, which needs no addresses.
     #[serde(default)]
     pub at: Vec<SocketAddr>,
-    /// Last byte of the mark of our own packets, which are left untracked; `None` if this machine
-    /// itself translates their addresses (NAT).
+    /// Last byte of the mark of our own packets, which conntrack does not track. `None` if they
+    /// must be tracked, because this machine itself translates their addresses (NAT).
     pub untracked: Option<u8>,
 }
 

@@ -39,7 +39,7 @@ pub enum NftError {
     #[error("cannot read or change the policy routing of marked packets")]
     Policy(#[source] io::Error),
     /// The packet size is out of range.
-    #[error("packets of at most {0} bytes: 576 to 65535 is expected")]
+    #[error("a maximum packet size of {0} bytes: 576 to 65535 is expected")]
     MaxPacket(u32),
 }
 

@@ -88,9 +88,9 @@ pub struct PolicyStats {
 }
 
 impl ProxyStats {
-    /// Report of a tunnel that is down. A hop that is down is not reported: a load balancer could
-    /// then send no more flows to this proxy, but only a new flow can show that the hop works
-    /// again.
+    /// Report of a tunnel that is down. A hop that is down is not reported: a load balancer that
+    /// stops sending flows to a proxy in trouble would keep the hop down, because only a new flow
+    /// can show that the hop works again.
     pub fn trouble(&self) -> Option<String> {
         self.tunnels.iter().find_map(TunnelCounters::trouble)
     }

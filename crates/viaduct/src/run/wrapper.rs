@@ -17,6 +17,8 @@ use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{inherited_fds, inherited_state};
 use viaduct_sys::socket::seqpacket;
 
+use crate::stdout::print_error;
+
 /// Messages of the master to the wrapper: one line of JSON each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
@@ -168,7 +170,7 @@ impl Wrapper {
             }
             bail!("the master ended before it could start the program");
         };
-        eprintln!("viaduct: the master has ended: flows that it carried are reset");
+        print_error("the master has ended: flows that it carried are reset");
         Group::thaw_after(self.master);
         loop {
             while let Some(change) =
@@ -197,5 +199,5 @@ fn end(change: StateChange) -> Option<ExitCode> {
 }
 
 fn print(text: &str) {
-    eprintln!("viaduct: {}", text.replace('\n', " "));
+    print_error(&text.replace('\n', " "));
 }

@@ -225,7 +225,7 @@ mod tests {
         assert!(turn().await.is_err());
         assert_eq!(text(), content(1));
         let fault = replicas.status().fault.unwrap();
-        assert!(fault.contains("line 1: period: "), "{fault}");
+        assert!(fault.contains("line 1: "), "{fault}");
         fs::write(&file, content(2)).unwrap();
         replicas.reload();
         assert!(turn().await.is_err());

@@ -24,8 +24,8 @@ pub struct Sample {
 #[derive(Debug, Default)]
 pub struct Trend {
     samples: VecDeque<Option<Sample>>,
-    /// Number of seconds so far. Each cell begins at a multiple of its length, so that a second
-    /// stays in its cell while the plot moves to the left.
+    /// Number of seconds so far. A cell begins at a multiple of the seconds that it covers, so that
+    /// a sample remains in the same cell while the plot moves to the left.
     seconds: usize,
 }
 

@@ -1,6 +1,7 @@
 //! Redirection of DNS queries to this process's resolver, whichever server they are sent to. The
-//! answers appear to come from that server. If a socket asks several servers, all answers appear to
-//! come from the last one: the programs for sendto(2) and recvmsg(2) do not see a query's ID.
+//! answers appear to come from that server. The BPF programs cannot read the ID of a query or an
+//! answer. If a socket asks several servers, all answers therefore appear to come from the server
+//! that it asked last.
 //!
 //! ```text
 //!   connect(2), sendto(2) ─▶ port 53? note the server by cookie, rewrite address ─▶ resolver

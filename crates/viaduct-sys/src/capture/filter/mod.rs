@@ -143,10 +143,10 @@ pub enum FilterError {
 }
 
 impl TapFilter {
-    /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions unless the
-    /// addresses to listen on need more. If the prefixes need more, those that are closest to each
-    /// other are merged into one range, which includes the addresses between them. The tap then
-    /// also copies packets that belong to no site. Errors: a prefix length is out of range.
+    /// Builds the program for the kernel. To keep it within [`MAX_TAP_INSNS`] instructions,
+    /// prefixes that are close to each other are merged, if necessary, into ranges that include the
+    /// addresses between them. The tap then also copies packets that belong to no site. Only
+    /// addresses to listen on can make the program longer. Errors: a prefix length is out of range.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let mut local = PrefixSet::new(&self.local)?;
         let mut peers = PrefixSet::new(&self.peers)?;

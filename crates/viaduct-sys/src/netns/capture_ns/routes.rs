@@ -68,9 +68,9 @@ pub(super) enum Incoming<'a> {
     Marked(u32),
 }
 
-/// Adds a rule that looks up inbound packets in `table`. Also removes the rule for the local table:
-/// packets that programs in the namespace send to the namespace's own addresses would otherwise not
-/// be sent through the uplink.
+/// Adds a rule that looks up inbound packets in `table`, and removes the rule for the local table.
+/// With the latter, the kernel would deliver packets to the namespace's own addresses directly;
+/// without it, those that programs send leave through the uplink, like all others.
 pub(super) fn set_lookup_rules(comes: &Incoming<'_>, table: u8) -> io::Result<()> {
     let (family, of) = match comes {
         Incoming::By(name) => (AddressFamily::Inet, RuleAttribute::Iifname((*name).to_owned())),

@@ -23,8 +23,9 @@ const CHAINS: [&str; 5] = [
     "'migrate', 'route:node=192.0.2.9:1080'",
 ];
 
-/// Starts gateways that apply one of `chains` to the flows to each port, with two hosts at each
-/// site. Policies in `first` take precedence.
+/// Starts gateways, with two hosts at each site. Flows to [`PORT`] go through the first of
+/// `chains`, flows to the next port through the second, and so on. Policies in `first` take
+/// precedence.
 fn chained(chains: &[&str], first: &str) -> World {
     chained_over(Wan::Veth, chains, first)
 }
@@ -195,7 +196,7 @@ fn opened(
 fn flows_take_a_node_where_the_direct_path_fails() {
     let ways = NODES.map(|node| BY_NODES.map(|chain| chain.replace("{}", node)));
     let chains: Vec<&str> = ways.as_flattened().iter().map(String::as_str).collect();
-    // This policy exempts the flows that the node itself opens from all chains.
+    // With this policy, flows that the node itself opens go through no chain.
     let world = chained(&chains, "[[policy]]\nfrom = ['10.{own}.2.2/32', 'fd00:{own}:0:2::/64']\n");
     let node = &world.dumbbell.hosts_a()[1];
     let _nodes = NODES.map(|at| {
