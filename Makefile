@@ -29,8 +29,10 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	scripts/docs
 	# All packages in one build: the features of a dependency depend on which packages are built.
 	cargo build --workspace --all-targets --profile checked --locked
-	# The memory of the dashboard's page is watched for ten minutes, beside the other tests.
-	@env --default-signal=INT cargo test --workspace --profile checked --locked --test dash -- --ignored & \
+	# The memory of the dashboard's page is watched for ten minutes, beside the other tests, after the
+	# tests of the page's delays.
+	@(sleep 60; exec env --default-signal=INT \
+		cargo test --workspace --profile checked --locked --test dash -- --ignored) & \
 	heap=$$!; scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast; \
 	code=$$?; wait $$heap && exit $$code
 
