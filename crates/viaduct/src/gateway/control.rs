@@ -266,7 +266,10 @@ impl Control {
         // With two WANs, the peers' states show whether both WANs are down.
         let trouble = self.wan.down().filter(|_| self.site.config.wans.is_empty());
         self.peers.update(now(), &seen, &details, trouble.as_deref(), &self.tls);
-        stray_warning.check(&seen);
+        // Datagrams of another version are stray, too, but the keys are not the reason.
+        if details.facts.values().all(|facts| facts.other_version.is_none()) {
+            stray_warning.check(&seen);
+        }
         let table = self.site.config.rack.as_ref().map(|rack| rack.route_table);
         self.misroutes.check(&self.site.tun_name(), table);
         if let Some(clocks) = &mut self.clocks {
